@@ -1,0 +1,1 @@
+//! Frames between the engine and the guest agent.

@@ -1,0 +1,1 @@
+//! Durable, deduplicated chunks in sealed packs.

@@ -1,0 +1,1 @@
+//! Copy-on-write block layers.

@@ -1,0 +1,1 @@
+//! Each layer embedded alone.

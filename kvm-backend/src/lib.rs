@@ -1,0 +1,1 @@
+//! vCPUs run by Linux KVM.

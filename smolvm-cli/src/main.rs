@@ -1,0 +1,3 @@
+//! The smolvm command.
+
+fn main() {}

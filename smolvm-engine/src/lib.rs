@@ -1,0 +1,1 @@
+//! Machines, checkpoints and history for embedders.

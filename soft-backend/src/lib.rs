@@ -1,0 +1,1 @@
+//! vCPUs run by a software CPU.

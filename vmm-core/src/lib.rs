@@ -1,0 +1,1 @@
+//! Hypervisor abstraction and machine model.

@@ -1,0 +1,3 @@
+//! Developer commands.
+
+fn main() {}
