@@ -1,1 +1,4 @@
 //! vCPUs run by a software CPU.
+
+pub mod fpu;
+pub mod simd;
