@@ -1,0 +1,265 @@
+//! Which pages of guest memory were written.
+//!
+//! Two sources are merged: the backend's [`DirtyLog`] (writes by vCPUs) and the page maps of
+//! [`GuestRam`] (writes by devices, and by backends that track in software).
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thiserror::Error;
+
+use crate::Gpa;
+use crate::hypervisor::Vm;
+use crate::ram::{GuestRam, PAGE_BYTES, RamError};
+
+/// Why the dirty set could not be read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TrackerError {
+    /// The host refused.
+    #[error("{operation} failed")]
+    Host {
+        /// What was asked.
+        operation: &'static str,
+        /// The host's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Pages could not be discarded.
+    #[error(transparent)]
+    Ram(#[from] RamError),
+}
+
+/// A backend's own log of pages written by vCPUs.
+pub trait DirtyLog: Send + Sync {
+    /// Begins logging: from now on each first write to a page is noted.
+    fn start(&self) -> Result<(), TrackerError>;
+
+    /// Ends logging.
+    fn stop(&self) -> Result<(), TrackerError>;
+
+    /// Adds the pages of region `region` that were written since the last call to `into` (one bit
+    /// per 4 KiB page) and arms them again. May be called while vCPUs run: a page written during the
+    /// call is in this result or in the next.
+    fn take(&self, region: usize, into: &mut [u64]) -> Result<(), TrackerError>;
+}
+
+/// A set of guest pages: one bit per 4 KiB page, a vector of words per memory region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirtySet {
+    regions: Vec<RegionSet>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct RegionSet {
+    start: Gpa,
+    pages: usize,
+    words: Vec<u64>,
+}
+
+impl DirtySet {
+    /// No page of `ram`.
+    pub fn empty(ram: &GuestRam) -> Self {
+        let regions = ram
+            .layout()
+            .regions()
+            .iter()
+            .map(|region| {
+                let pages = (region.bytes / PAGE_BYTES) as usize;
+                RegionSet {
+                    start: region.start,
+                    pages,
+                    words: vec![0; pages.div_ceil(64)],
+                }
+            })
+            .collect();
+        Self { regions }
+    }
+
+    /// Every page of `ram`.
+    pub fn full(ram: &GuestRam) -> Self {
+        let mut set = Self::empty(ram);
+        for region in &mut set.regions {
+            for page in 0..region.pages {
+                region.words[page / 64] |= 1 << (page % 64);
+            }
+        }
+        set
+    }
+
+    /// Adds the page that holds `gpa`; an address outside of RAM is ignored.
+    pub fn insert(&mut self, gpa: Gpa) {
+        for region in &mut self.regions {
+            let Some(offset) = gpa.0.checked_sub(region.start.0) else {
+                continue;
+            };
+            let page = (offset / PAGE_BYTES) as usize;
+            if page < region.pages {
+                region.words[page / 64] |= 1 << (page % 64);
+            }
+        }
+    }
+
+    /// Whether the page that holds `gpa` is in the set.
+    pub fn contains(&self, gpa: Gpa) -> bool {
+        self.regions.iter().any(|region| {
+            gpa.0.checked_sub(region.start.0).is_some_and(|offset| {
+                let page = (offset / PAGE_BYTES) as usize;
+                page < region.pages && region.words[page / 64] >> (page % 64) & 1 == 1
+            })
+        })
+    }
+
+    /// Adds all pages of `other`, which belongs to the same memory.
+    pub fn merge(&mut self, other: &DirtySet) {
+        for (mine, theirs) in self.regions.iter_mut().zip(&other.regions) {
+            for (word, more) in mine.words.iter_mut().zip(&theirs.words) {
+                *word |= more;
+            }
+        }
+    }
+
+    /// Number of pages.
+    pub fn len(&self) -> u64 {
+        let words = self.regions.iter().flat_map(|region| &region.words);
+        words.map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// Whether there is no page.
+    pub fn is_empty(&self) -> bool {
+        self.regions
+            .iter()
+            .all(|region| region.words.iter().all(|word| *word == 0))
+    }
+
+    /// The pages in ascending order.
+    pub fn pages(&self) -> impl Iterator<Item = Gpa> + '_ {
+        self.regions.iter().flat_map(|region| {
+            region
+                .words
+                .iter()
+                .enumerate()
+                .flat_map(move |(index, word)| {
+                    BitIter(*word).map(move |bit| {
+                        Gpa(region.start.0 + (index as u64 * 64 + bit) * PAGE_BYTES)
+                    })
+                })
+        })
+    }
+
+    /// The addresses, ascending, of all units of `unit_bytes` (a power of two of at least a page,
+    /// at most 2 MiB) that hold a page of the set.
+    pub fn units(&self, unit_bytes: u64) -> impl Iterator<Item = Gpa> + '_ {
+        debug_assert!(unit_bytes.is_power_of_two() && unit_bytes >= PAGE_BYTES);
+        let mut last = None;
+        self.pages().filter_map(move |page| {
+            let unit = Gpa(page.0 & !(unit_bytes - 1));
+            (last.replace(unit) != Some(unit)).then_some(unit)
+        })
+    }
+}
+
+struct BitIter(u64);
+
+impl Iterator for BitIter {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        if self.0 == 0 {
+            return None;
+        }
+        let bit = u64::from(self.0.trailing_zeros());
+        self.0 &= self.0 - 1;
+        Some(bit)
+    }
+}
+
+/// The dirty pages of one machine; cheap to clone.
+#[derive(Clone)]
+pub struct DirtyTracker {
+    inner: Arc<TrackerInner>,
+}
+
+struct TrackerInner {
+    ram: GuestRam,
+    vm: Arc<dyn Vm>,
+    /// Held by whatever must not interleave: taking the set, and discarding pages.
+    lock: Mutex<()>,
+}
+
+impl DirtyTracker {
+    /// A tracker over a VM's memory; nothing is armed yet.
+    pub fn new(ram: GuestRam, vm: Arc<dyn Vm>) -> Self {
+        Self {
+            inner: Arc::new(TrackerInner {
+                ram,
+                vm,
+                lock: Mutex::new(()),
+            }),
+        }
+    }
+
+    /// Size in bytes of the pages that are told apart.
+    pub fn granule_bytes(&self) -> u64 {
+        PAGE_BYTES
+    }
+
+    /// Begins tracking. Pages written before count as not written.
+    pub fn start(&self) -> Result<(), TrackerError> {
+        if let Some(log) = self.inner.vm.dirty_log() {
+            log.start()?;
+        }
+        self.take().map(drop)
+    }
+
+    /// Ends tracking by the backend.
+    pub fn stop(&self) -> Result<(), TrackerError> {
+        self.inner.vm.dirty_log().map_or(Ok(()), DirtyLog::stop)
+    }
+
+    /// The pages written since the last call, armed again. vCPUs and devices may run meanwhile: a
+    /// page written during the call is in this set or in the next.
+    pub fn take(&self) -> Result<DirtySet, TrackerError> {
+        let _guard = self
+            .inner
+            .lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut set = DirtySet::empty(&self.inner.ram);
+        for (index, region) in set.regions.iter_mut().enumerate() {
+            if let Some(map) = self.inner.ram.page_map(index) {
+                map.take_dirty(&mut region.words);
+            }
+            if let Some(log) = self.inner.vm.dirty_log() {
+                log.take(index, &mut region.words)?;
+            }
+        }
+        Ok(set)
+    }
+
+    /// Puts a set back after a capture that failed: the pages are in the next [`take`](Self::take).
+    pub fn give_back(&self, set: &DirtySet) {
+        let _guard = self
+            .inner
+            .lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for page in set.pages() {
+            if let Some((region, offset)) = self.inner.ram.layout().find(page)
+                && let Some(map) = self.inner.ram.page_map(region)
+            {
+                map.set_dirty((offset / PAGE_BYTES) as usize);
+            }
+        }
+    }
+
+    /// Replaces pages by zero ones and notes them as written, in one step with respect to
+    /// [`take`](Self::take) (balloon, free-page reporting).
+    pub fn discard(&self, gpa: Gpa, bytes: u64) -> Result<(), TrackerError> {
+        let _guard = self
+            .inner
+            .lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        Ok(self.inner.ram.discard(gpa, bytes)?)
+    }
+}
