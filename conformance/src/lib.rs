@@ -1,1 +1,3 @@
 //! One test body for every backend.
+
+pub mod skip;

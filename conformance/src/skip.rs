@@ -1,0 +1,35 @@
+//! Saying that a test cannot run here.
+//!
+//! Rust's harness knows no skipped tests: the test returns, so it counts as passed, and a line
+//! that begins with `skipped: ` goes past the harness's capture to standard error. The project's
+//! test runner counts those lines and reports the tests as skipped.
+
+use std::io::{self, Write};
+
+/// Set to `1` where KVM must work: what would be skipped for want of it then fails.
+pub const REQUIRE_KVM: &str = "SMOLVM_REQUIRE_KVM";
+
+/// Says that `test` is skipped and why.
+///
+/// ```
+/// # fn feature_is_there() -> bool { false }
+/// if !feature_is_there() {
+///     return conformance::skip::because("my_test", "this host lacks the feature");
+/// }
+/// ```
+pub fn because(test: &str, reason: &str) {
+    let line = format!("\nskipped: {test}: {reason}\n");
+    // Nobody reads standard error if this fails.
+    let _unread = io::stderr().write_all(line.as_bytes());
+}
+
+/// As [`because`], for a test that needs KVM.
+///
+/// # Panics
+///
+/// With [`REQUIRE_KVM`] set to `1`, so that a test bed without KVM is noticed.
+pub fn without_kvm(test: &str, reason: &str) {
+    let required = std::env::var(REQUIRE_KVM).is_ok_and(|value| value == "1");
+    assert!(!required, "{test} needs KVM: {reason}");
+    because(test, reason);
+}

@@ -1,0 +1,184 @@
+//! Asking cargo: what the workspace holds, and building parts of it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::process;
+
+/// The parts of `cargo metadata` that are used here.
+#[derive(Debug, Deserialize)]
+pub struct Workspace {
+    /// The packages of the workspace.
+    pub packages: Vec<Package>,
+    /// The root folder of the repository.
+    #[serde(rename = "workspace_root")]
+    pub root: PathBuf,
+    /// Where cargo builds.
+    #[serde(rename = "target_directory")]
+    pub target_folder: PathBuf,
+}
+
+/// One package of the workspace.
+#[derive(Debug, Deserialize)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// The path of its manifest.
+    pub manifest_path: PathBuf,
+    /// What it builds.
+    pub targets: Vec<Target>,
+    /// The free part of its manifest.
+    pub metadata: serde_json::Value,
+}
+
+/// A library, binary, example or test.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Target {
+    /// Its name.
+    pub name: String,
+    /// `lib`, `bin`, `example`, `test`, `bench` and so on.
+    pub kind: Vec<String>,
+}
+
+impl Target {
+    /// Whether the target is of this kind.
+    pub fn is(&self, kind: &str) -> bool {
+        self.kind.iter().any(|found| found == kind)
+    }
+}
+
+impl Workspace {
+    /// Reads the workspace that this program was built from.
+    pub fn read() -> Result<Self> {
+        let mut command = cargo();
+        command.args(["metadata", "--format-version=1", "--no-deps", "--offline"]);
+        command.current_dir(env!("CARGO_MANIFEST_DIR"));
+        let output = process::capture(&mut command)?;
+        serde_json::from_slice(&output).map_err(|source| Error::Json {
+            program: process::shown(&command),
+            source,
+        })
+    }
+}
+
+/// The cargo that runs this program.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// A built test executable.
+#[derive(Debug)]
+pub struct TestExecutable {
+    /// The package.
+    pub package: String,
+    /// The target in it.
+    pub target: Target,
+    /// The file.
+    pub path: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    #[serde(default)]
+    executable: Option<PathBuf>,
+    #[serde(default)]
+    target: Option<Target>,
+    #[serde(default)]
+    manifest_path: Option<PathBuf>,
+}
+
+/// Builds the tests of some packages.
+pub fn build_tests(workspace: &Workspace, packages: &[&str]) -> Result<Vec<TestExecutable>> {
+    let mut command = cargo();
+    command.args([
+        "test",
+        "--no-run",
+        "--message-format=json-render-diagnostics",
+    ]);
+    for package in packages {
+        command.args(["-p", package]);
+    }
+    let mut executables = Vec::new();
+    for message in build(command, &workspace.root)? {
+        let (Some(path), Some(target)) = (message.executable, message.target) else {
+            continue;
+        };
+        if target.is("bin") && !packages.is_empty() && !is_test_build(&path) {
+            continue;
+        }
+        let package = workspace
+            .packages
+            .iter()
+            .find(|package| Some(&package.manifest_path) == message.manifest_path.as_ref())
+            .map(|package| package.name.clone());
+        if let Some(package) = package {
+            executables.push(TestExecutable {
+                package,
+                target,
+                path,
+            });
+        }
+    }
+    Ok(executables)
+}
+
+/// Test harnesses lie in `deps`, the binaries that integration tests start do not.
+fn is_test_build(path: &Path) -> bool {
+    path.parent().is_some_and(|folder| folder.ends_with("deps"))
+}
+
+/// Builds the release `smolvm` binary and returns its path.
+pub fn build_smolvm(workspace: &Workspace) -> Result<PathBuf> {
+    let mut command = cargo();
+    command.args(["build", "--release", "-p", "smolvm-cli", "--bin", "smolvm"]);
+    command.arg("--message-format=json-render-diagnostics");
+    let shown = process::shown(&command);
+    build(command, &workspace.root)?
+        .into_iter()
+        .filter(|message| {
+            message
+                .target
+                .as_ref()
+                .is_some_and(|target| target.is("bin"))
+        })
+        .find_map(|message| message.executable)
+        .ok_or_else(|| Error::Output {
+            program: shown,
+            found: "no executable".to_owned(),
+        })
+}
+
+fn build(mut command: Command, folder: &Path) -> Result<Vec<Message>> {
+    command.current_dir(folder);
+    command.stderr(Stdio::inherit());
+    let output = command
+        .output()
+        .map_err(|e| process::start_error(&command, e))?;
+    if !output.status.success() {
+        return Err(Error::Program {
+            program: process::shown(&command),
+            status: output.status,
+            output: String::new(),
+        });
+    }
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter(|line| line.starts_with('{'))
+        .map(serde_json::from_str::<Message>)
+        .filter(|message| {
+            message
+                .as_ref()
+                .map_or(true, |message| message.reason == "compiler-artifact")
+        })
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|source| Error::Json {
+            program: process::shown(&command),
+            source,
+        })
+}

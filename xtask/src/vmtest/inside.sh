@@ -1,0 +1,78 @@
+#!/bin/bash
+# PID 1 of the emulated host: prepares it as a Debian host would be, runs the jobs as an ordinary
+# user in group kvm, reports each exit code on the virtio port and powers off.
+set -u
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+. /data/settings # token, shell, job_timeout
+
+prepare() {
+    mkdir -p /dev/pts /dev/shm
+    mount -t devpts -o gid=5,mode=620,ptmxmode=666 devpts /dev/pts
+    mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+    mount -t tmpfs -o mode=755 tmpfs /run
+    mount -t cgroup2 cgroup2 /sys/fs/cgroup
+    ln -sfn /proc/self/fd /dev/fd
+    ln -sfn /proc/self/fd/0 /dev/stdin
+    ln -sfn /proc/self/fd/1 /dev/stdout
+    ln -sfn /proc/self/fd/2 /dev/stderr
+    echo emulated-host > /proc/sys/kernel/hostname
+    echo '127.0.0.1 localhost emulated-host' > /etc/hosts
+    getent group kvm > /dev/null || echo 'kvm:x:990:smol' >> /etc/group
+    echo 'smol:x:1000:' >> /etc/group
+    echo 'smol:x:1000:1000::/home/smol:/bin/bash' >> /etc/passwd
+    chgrp kvm /dev/kvm && chmod 0660 /dev/kvm
+    mkdir -p /home/smol /data/home /data/tmp
+    chown -R smol:smol /home/smol /data/home
+    chmod 0700 /data/home
+    chmod 1777 /data/tmp
+    mount --bind /data/tmp /tmp
+}
+
+environment=(
+    HOME=/home/smol USER=smol LOGNAME=smol LANG=C.UTF-8
+    PATH=/data/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
+    SMOLVM=/data/bin/smolvm SMOLVM_HOME=/data/home SMOLVM_REQUIRE_KVM=1 RUST_BACKTRACE=1
+)
+
+run_job() { # path of the job
+    local id=${1##*/} account=smol
+    case $id in *.root) account=root ;; esac
+    printf '\n%s start %s\n' "$token" "$id" >&4
+    (
+        cd /tmp && exec timeout -k 10 "$job_timeout" \
+            setpriv --reuid "$account" --regid "$account" --init-groups --inh-caps=-all \
+            env -i "${environment[@]}" /bin/bash "$1"
+    ) < /dev/null >&4 2>&4
+    printf '\n%s done %s %s\n' "$token" "$id" "$?" >&4
+    # Nothing of one job may reach the next.
+    pkill -KILL -u smol && printf '\n%s left %s\n' "$token" "$id" >&4
+}
+
+power_off() {
+    sync
+    echo o > /proc/sysrq-trigger
+    sleep 30
+}
+
+prepare
+if [ "$shell" = yes ]; then
+    stty -F /dev/hvc0 rows "$rows" cols "$columns"
+    setsid -c setpriv --reuid smol --regid smol --init-groups --inh-caps=-all \
+        env -i "${environment[@]}" TERM="$term" /bin/bash -l < /dev/hvc0 > /dev/hvc0 2>&1
+    power_off
+fi
+
+# A port can be opened once, so one process copies what all jobs write into a pipe.
+port=
+for name in /sys/class/virtio-ports/*; do
+    [ "$(cat "$name/name" 2> /dev/null)" = vmtest ] && port=/dev/${name##*/}
+done
+mkfifo /run/output
+cat /run/output > "$port" &
+copier=$!
+exec 4> /run/output
+for job in /data/jobs/*; do run_job "$job"; done
+printf '\n%s end\n' "$token" >&4
+exec 4>&-
+wait "$copier"
+power_off

@@ -1,0 +1,215 @@
+//! What the emulated host shall run, laid out as a folder that becomes its data disk.
+//!
+//! ```text
+//! bin/        smolvm
+//! tests/      test executables
+//! scripts/    scripts
+//! jobs/       one small script for each thing to run, in order; the ending names the account
+//! home/       $SMOLVM_HOME
+//! settings    for inside.sh
+//! ```
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::report::Kind;
+use crate::error::{Error, Result};
+use crate::{cache, process};
+
+/// Runs as PID 1 once the disks are mounted.
+const INSIDE: &str = include_str!("inside.sh");
+
+/// Shared libraries that the emulated host's Debian has.
+const LIBRARIES: &[&str] = &[
+    "linux-vdso.so.1",
+    "libc.so.6",
+    "libm.so.6",
+    "libgcc_s.so.1",
+    "libpthread.so.0",
+    "libdl.so.2",
+    "librt.so.1",
+    "ld-linux-x86-64.so.2",
+];
+
+/// Who runs a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Account {
+    /// The ordinary user, in group kvm.
+    User,
+    /// The superuser.
+    Root,
+}
+
+/// One thing to run.
+pub struct Job {
+    /// The name of its file.
+    pub id: String,
+    /// The name to show.
+    pub name: String,
+    /// How it tells its result.
+    pub kind: Kind,
+}
+
+/// The folder that becomes the data disk, and the jobs in it.
+pub struct Payload {
+    /// The folder.
+    pub folder: PathBuf,
+    /// The jobs, in order.
+    pub jobs: Vec<Job>,
+}
+
+impl Payload {
+    /// Begins with an empty folder; `home` in it is kept from run to run.
+    pub fn begin(folder: PathBuf) -> Result<Self> {
+        for name in ["bin", "tests", "scripts", "jobs"] {
+            let path = folder.join(name);
+            cache::remove(&path)?;
+            fs::create_dir_all(&path).map_err(Error::file("create", &path))?;
+        }
+        write(&folder.join("inside.sh"), INSIDE, 0o755)?;
+        Ok(Self {
+            folder,
+            jobs: Vec::new(),
+        })
+    }
+
+    /// Puts the smolvm binary on the emulated host's PATH.
+    pub fn add_smolvm(&self, binary: &Path) -> Result<()> {
+        check_libraries(binary)?;
+        copy(binary, &self.folder.join("bin/smolvm"))
+    }
+
+    /// Adds a test executable of Rust's harness.
+    pub fn add_tests(
+        &mut self,
+        name: &str,
+        executable: &Path,
+        account: Account,
+        filter: Option<&str>,
+    ) -> Result<()> {
+        check_libraries(executable)?;
+        let file = format!("{:03}-{}", self.jobs.len(), flat(name));
+        copy(executable, &self.folder.join("tests").join(&file))?;
+        let filter = filter.map(quoted).unwrap_or_default();
+        let line = format!("exec /data/tests/{file} --test-threads=1 {filter}");
+        self.add(name, Kind::Harness, account, &line)
+    }
+
+    /// Adds a script.
+    pub fn add_script(&mut self, name: &str, script: &Path, account: Account) -> Result<()> {
+        let file = format!("{:03}-{}", self.jobs.len(), flat(name));
+        let copied = self.folder.join("scripts").join(&file);
+        copy(script, &copied)?;
+        set_mode(&copied, 0o755)?;
+        let line = format!("exec /data/scripts/{file}");
+        self.add(name, Kind::Script, account, &line)
+    }
+
+    fn add(&mut self, name: &str, kind: Kind, account: Account, line: &str) -> Result<()> {
+        let ending = match account {
+            Account::User => "user",
+            Account::Root => "root",
+        };
+        let id = format!("{:03}-{}.{ending}", self.jobs.len(), flat(name));
+        write(
+            &self.folder.join("jobs").join(&id),
+            &format!("{line}\n"),
+            0o755,
+        )?;
+        self.jobs.push(Job {
+            id,
+            name: name.to_owned(),
+            kind,
+        });
+        Ok(())
+    }
+
+    /// Writes the values that `inside.sh` reads.
+    pub fn settings(&self, values: &[(&str, &str)]) -> Result<()> {
+        let text: String = values
+            .iter()
+            .map(|(name, value)| format!("{name}={}\n", quoted(value)))
+            .collect();
+        write(&self.folder.join("settings"), &text, 0o644)
+    }
+}
+
+/// A name as a file name.
+fn flat(name: &str) -> String {
+    name.replace(
+        |letter: char| !letter.is_ascii_alphanumeric() && letter != '-' && letter != '_',
+        "-",
+    )
+}
+
+/// A value quoted for the shell.
+fn quoted(value: &str) -> String {
+    format!("'{}'", value.replace('\'', r"'\''"))
+}
+
+fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
+    fs::write(path, text).map_err(Error::file("write", path))?;
+    set_mode(path, mode)
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .map_err(Error::file("change the mode of", path))
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to)
+        .map(drop)
+        .map_err(Error::file("copy", from))
+}
+
+/// Refuses a program whose libraries the emulated host does not have, before it fails there.
+fn check_libraries(executable: &Path) -> Result<()> {
+    let output = process::capture(Command::new("ldd").arg(executable));
+    let text = match output {
+        Ok(text) => String::from_utf8_lossy(&text).into_owned(),
+        // ldd fails on a static executable, which needs nothing.
+        Err(Error::Program { .. }) => return Ok(()),
+        Err(other) => return Err(other),
+    };
+    for line in text.lines() {
+        let Some(first) = line.split_whitespace().next() else {
+            continue;
+        };
+        let name = first.rsplit('/').next().unwrap_or(first);
+        if name.contains(".so") && !LIBRARIES.contains(&name) {
+            return Err(Error::Library {
+                executable: executable.to_owned(),
+                library: name.to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_and_names_reach_the_shell_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut payload = Payload::begin(folder.path().to_owned()).unwrap();
+        let this = std::env::current_exe().unwrap();
+        payload
+            .add_tests("a::b c", &this, Account::Root, Some("it's $HOME"))
+            .unwrap();
+        let job = &payload.jobs[0];
+        assert_eq!(job.id, "000-a--b-c.root");
+        let line = fs::read_to_string(folder.path().join("jobs").join(&job.id)).unwrap();
+        assert_eq!(
+            line,
+            "exec /data/tests/000-a--b-c --test-threads=1 'it'\\''s $HOME'\n"
+        );
+        let printed =
+            process::capture(Command::new("sh").args(["-c", "printf %s 'it'\\''s $HOME'"]));
+        assert_eq!(printed.unwrap(), b"it's $HOME");
+    }
+}

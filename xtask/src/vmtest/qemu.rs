@@ -1,0 +1,215 @@
+//! Running the emulated host under QEMU.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::tsc;
+use crate::error::{Error, Result};
+use crate::process;
+
+/// How long QEMU may take to exit after the emulated host has said all it had to say.
+const EXIT_GRACE: Duration = Duration::from_secs(60);
+
+/// One disk of the emulated host.
+pub struct Disk<'a> {
+    /// A raw image, or any file to be seen as one.
+    pub path: &'a Path,
+    /// Whether writes reach the file; otherwise they are dropped when QEMU ends.
+    pub keep: bool,
+}
+
+/// What to run.
+pub struct Emulator<'a> {
+    /// Kernel image.
+    pub kernel: &'a Path,
+    /// Initramfs.
+    pub initrd: &'a Path,
+    /// What the initramfs shall do (`vmtest.mode=`).
+    pub mode: &'a str,
+    /// Number of processors.
+    pub cpus: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// The disks, `/dev/vda` first.
+    pub disks: &'a [Disk<'a>],
+}
+
+/// Where the emulated host's virtio port leads.
+enum Port {
+    /// To this program, byte by byte.
+    Piped,
+    /// To the terminal: the emulated host's `/dev/hvc0`.
+    Terminal,
+}
+
+impl Emulator<'_> {
+    /// Runs to the end and returns what the serial console said.
+    pub fn run_silently(&self, limit: Duration) -> Result<String> {
+        self.run(limit, |_| {})
+    }
+
+    /// Runs to the end, handing on what comes out of the virtio port as it comes; returns the
+    /// serial console's text.
+    pub fn run(&self, limit: Duration, mut received: impl FnMut(&[u8])) -> Result<String> {
+        let folder = temporary_folder()?;
+        let mut command = self.command(folder.path(), &Port::Piped)?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut running = Running::start(&mut command)?;
+        let deadline = Instant::now() + limit;
+        let chunks = running.read_in_background();
+        let in_time = loop {
+            match chunks.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(bytes) => received(&bytes),
+                Err(RecvTimeoutError::Disconnected) => break running.exits_within(EXIT_GRACE)?,
+                Err(RecvTimeoutError::Timeout) => break false,
+            }
+        };
+        drop(running);
+        let console = read_console(folder.path());
+        if in_time {
+            return Ok(console);
+        }
+        Err(Error::EmulatedHost {
+            problem: format!("did not end within {} s", limit.as_secs()),
+            console: process::tail(&console, 3000).to_owned(),
+        })
+    }
+
+    /// Runs with the terminal connected to the emulated host's `/dev/hvc0`.
+    pub fn run_on_terminal(&self) -> Result<()> {
+        let folder = temporary_folder()?;
+        let mut command = self.command(folder.path(), &Port::Terminal)?;
+        let mut running = Running::start(&mut command)?;
+        let status = running
+            .child
+            .wait()
+            .map_err(|e| process::start_error(&command, e))?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(Error::Program {
+            program: process::shown(&command),
+            status,
+            output: read_console(folder.path()),
+        })
+    }
+
+    fn command(&self, folder: &Path, port: &Port) -> Result<Command> {
+        // QEMU dies with this program, however that ends.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+        command.args(["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,+npt"]);
+        command.arg("-smp").arg(self.cpus.to_string());
+        command.arg("-m").arg(self.memory_mib.to_string());
+        command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
+        command.arg("-serial");
+        command.arg(format!("file:{}", folder.join("console").display()));
+        command.arg("-kernel").arg(self.kernel);
+        command.arg("-initrd").arg(self.initrd);
+        command.arg("-append").arg(format!(
+            "console=ttyS0 panic=-1 loglevel=5 cryptomgr.notests tsc_early_khz={} vmtest.mode={}",
+            tsc::measure_khz(),
+            self.mode
+        ));
+        for disk in self.disks {
+            let snapshot = if disk.keep { "off" } else { "on" };
+            // A comma in a path is doubled in QEMU's option syntax.
+            let path = disk.path.display().to_string().replace(',', ",,");
+            command.arg("-drive").arg(format!(
+                "file={path},format=raw,if=virtio,snapshot={snapshot},cache=unsafe"
+            ));
+        }
+        command.args(["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]);
+        command.args(["-chardev", "stdio,id=port,signal=off", "-device"]);
+        command.arg(match port {
+            Port::Piped => "virtserialport,chardev=port,name=vmtest",
+            Port::Terminal => "virtconsole,chardev=port",
+        });
+        // Where QEMU puts the writes that are dropped at the end.
+        command.env("TMPDIR", folder);
+        // It warns about features of the processor model that TCG lacks.
+        let messages = folder.join("messages");
+        command.stderr(fs::File::create(&messages).map_err(Error::file("create", &messages))?);
+        Ok(command)
+    }
+}
+
+fn temporary_folder() -> Result<tempfile::TempDir> {
+    // Not /tmp: dropped writes can be large and /tmp is often memory.
+    let parent = Path::new("/var/tmp");
+    tempfile::Builder::new()
+        .prefix("smolvm-vmtest-")
+        .tempdir_in(parent)
+        .map_err(Error::file("create a folder in", parent))
+}
+
+/// What QEMU itself said and then the serial console; a missing file says nothing.
+fn read_console(folder: &Path) -> String {
+    let mut bytes = fs::read(folder.join("messages")).unwrap_or_default();
+    bytes.extend(fs::read(folder.join("console")).unwrap_or_default());
+    String::from_utf8_lossy(&bytes).replace('\r', "")
+}
+
+/// A QEMU process that is killed when this value goes.
+struct Running {
+    child: Child,
+    /// Held open: its end would close the virtio port.
+    _stdin: Option<ChildStdin>,
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Result<Self> {
+        let mut child = command
+            .spawn()
+            .map_err(|e| process::start_error(command, e))?;
+        Ok(Self {
+            _stdin: child.stdin.take(),
+            child,
+        })
+    }
+
+    fn read_in_background(&mut self) -> mpsc::Receiver<Vec<u8>> {
+        let (sender, receiver) = mpsc::channel();
+        if let Some(mut stdout) = self.child.stdout.take() {
+            thread::spawn(move || {
+                let mut buffer = vec![0; 64 << 10];
+                while let Ok(length @ 1..) = stdout.read(&mut buffer) {
+                    if sender.send(buffer[..length].to_vec()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        receiver
+    }
+
+    fn exits_within(&mut self, grace: Duration) -> Result<bool> {
+        let deadline = Instant::now() + grace;
+        loop {
+            let ended = self
+                .child
+                .try_wait()
+                .map_err(Error::file("wait for", Path::new("qemu-system-x86_64")))?;
+            if ended.is_some() {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Fails only if it has ended already, which is what is wanted.
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}

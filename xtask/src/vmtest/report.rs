@@ -1,0 +1,367 @@
+//! What the emulated host says about its jobs, and the totals of it.
+
+use std::collections::BTreeMap;
+
+/// How a job tells its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Lines of Rust's test harness, and the exit code.
+    Harness,
+    /// The exit code alone; reported as one test.
+    Script,
+}
+
+/// Numbers of tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Passed tests.
+    pub passed: u64,
+    /// Failed tests, and jobs that did not end as they should.
+    pub failed: u64,
+    /// Tests that were ignored, or said that they cannot run here.
+    pub skipped: u64,
+}
+
+impl Totals {
+    /// Adds other numbers to these.
+    pub fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+impl std::fmt::Display for Totals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            passed,
+            failed,
+            skipped,
+        } = self;
+        write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
+    }
+}
+
+/// A line by which a test says that it cannot run here; it goes to standard error itself, past
+/// the harness's capture, and the test then passes.
+pub const SKIP_PREFIX: &str = "skipped: ";
+
+/// Counts what Rust's test harness prints, line by line.
+#[derive(Debug, Default)]
+pub struct HarnessCounter {
+    totals: Totals,
+    said_skipped: u64,
+}
+
+impl HarnessCounter {
+    /// Takes one line of output.
+    pub fn line(&mut self, line: &str) {
+        // The harness may have begun a line ("test x ... ") that the test then continued.
+        if line.contains(SKIP_PREFIX) {
+            self.said_skipped += 1;
+        }
+        let Some(result) = line.trim().strip_prefix("test result: ") else {
+            return;
+        };
+        let number = |name: &str| -> u64 {
+            result
+                .split([';', '.'])
+                .find_map(|part| part.trim().strip_suffix(name)?.trim().parse().ok())
+                .unwrap_or(0)
+        };
+        self.totals.add(Totals {
+            passed: number("passed"),
+            failed: number("failed"),
+            skipped: number("ignored"),
+        });
+    }
+
+    /// The numbers so far.
+    pub fn totals(&self) -> Totals {
+        let skipped = self.said_skipped.min(self.totals.passed);
+        Totals {
+            passed: self.totals.passed - skipped,
+            failed: self.totals.failed,
+            skipped: self.totals.skipped + skipped,
+        }
+    }
+}
+
+/// What the reader of the stream shall show.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// Bytes of a job, unchanged.
+    Output(Vec<u8>),
+    /// A line of our own.
+    Remark(String),
+}
+
+/// Understands the stream of the virtio port: output of jobs between markers, each a line of its
+/// own that begins with a token which no job knows. The newlines before and after a marker belong
+/// to it, so the output of jobs is exact.
+pub struct Reader {
+    token: String,
+    jobs: BTreeMap<String, Job>,
+    current: Option<String>,
+    pending: Vec<u8>,
+    line: Vec<u8>,
+    /// Whether the marker of the end has come.
+    ended: bool,
+}
+
+struct Job {
+    name: String,
+    kind: Kind,
+    counter: HarnessCounter,
+    exit_code: Option<i32>,
+}
+
+/// Lines longer than this are not looked at for results.
+const LINE_LIMIT_BYTES: usize = 1 << 20;
+
+impl Reader {
+    /// A reader for these jobs: identifier, name to show and kind.
+    pub fn new(token: &str, jobs: impl IntoIterator<Item = (String, String, Kind)>) -> Self {
+        let jobs = jobs
+            .into_iter()
+            .map(|(id, name, kind)| {
+                let job = Job {
+                    name,
+                    kind,
+                    counter: HarnessCounter::default(),
+                    exit_code: None,
+                };
+                (id, job)
+            })
+            .collect();
+        Self {
+            token: token.to_owned(),
+            jobs,
+            current: None,
+            pending: Vec::new(),
+            line: Vec::new(),
+            ended: false,
+        }
+    }
+
+    /// Takes bytes of the stream, returns what to show now.
+    pub fn receive(&mut self, bytes: &[u8]) -> Vec<Shown> {
+        self.pending.extend_from_slice(bytes);
+        let mut shown = Vec::new();
+        let marker = format!("\n{} ", self.token).into_bytes();
+        loop {
+            let Some(start) = find(&self.pending, &marker) else {
+                let kept = self.pending.len() - overlap(&self.pending, &marker);
+                let output: Vec<u8> = self.pending.drain(..kept).collect();
+                self.output(output, &mut shown);
+                return shown;
+            };
+            let after = start + marker.len();
+            let Some(length) = self.pending[after..].iter().position(|byte| *byte == b'\n') else {
+                return shown;
+            };
+            let output: Vec<u8> = self.pending.drain(..start).collect();
+            self.output(output, &mut shown);
+            let line: Vec<u8> = self.pending.drain(..=marker.len() + length).collect();
+            let text = String::from_utf8_lossy(&line[marker.len()..]).into_owned();
+            self.marker(&text, &mut shown);
+        }
+    }
+
+    /// Takes the end of the stream, returns what was held back because it looked like the
+    /// beginning of a marker.
+    pub fn finish(&mut self) -> Vec<Shown> {
+        let mut shown = Vec::new();
+        let rest = std::mem::take(&mut self.pending);
+        self.output(rest, &mut shown);
+        shown
+    }
+
+    fn output(&mut self, bytes: Vec<u8>, shown: &mut Vec<Shown>) {
+        for byte in &bytes {
+            if *byte == b'\n' {
+                self.end_line();
+            } else if self.line.len() < LINE_LIMIT_BYTES {
+                self.line.push(*byte);
+            }
+        }
+        if !bytes.is_empty() {
+            shown.push(Shown::Output(bytes));
+        }
+    }
+
+    fn end_line(&mut self) {
+        let line = String::from_utf8_lossy(&self.line).into_owned();
+        self.line.clear();
+        if let Some(job) = self.current.as_ref().and_then(|id| self.jobs.get_mut(id)) {
+            job.counter.line(&line);
+        }
+    }
+
+    fn marker(&mut self, text: &str, shown: &mut Vec<Shown>) {
+        let mut words = text.split_whitespace();
+        let (word, id) = (words.next(), words.next().unwrap_or_default());
+        match word {
+            Some("start") => self.current = Some(id.to_owned()),
+            Some("done") => {
+                self.end_line();
+                self.current = None;
+                let code = words.next().and_then(|code| code.parse().ok());
+                if let Some(job) = self.jobs.get_mut(id) {
+                    job.exit_code = code;
+                    if let Some(remark) = job.remark() {
+                        shown.push(Shown::Remark(remark));
+                    }
+                }
+            }
+            Some("left") => {
+                let name = self.jobs.get(id).map_or(id, |job| job.name.as_str());
+                shown.push(Shown::Remark(format!("note: {name} left processes behind")));
+            }
+            Some("end") => self.ended = true,
+            _ => shown.push(Shown::Remark(format!("note: unknown marker {text:?}"))),
+        }
+    }
+
+    /// Whether the emulated host went through all its jobs.
+    pub fn ended(&self) -> bool {
+        self.ended
+    }
+
+    /// The exit code of a job, if it ended.
+    pub fn exit_code(&self, id: &str) -> Option<i32> {
+        self.jobs.get(id)?.exit_code
+    }
+
+    /// The totals of all jobs; one that did not end counts as a failed test.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for job in self.jobs.values() {
+            totals.add(job.totals());
+        }
+        totals
+    }
+
+    /// Names of jobs that failed or did not end, with how.
+    pub fn failures(&self) -> Vec<String> {
+        self.jobs
+            .values()
+            .filter(|job| job.totals().failed > 0)
+            .map(|job| match job.exit_code {
+                Some(code) => format!("{} (exit code {code})", job.name),
+                None => format!("{} (did not end)", job.name),
+            })
+            .collect()
+    }
+}
+
+impl Job {
+    fn totals(&self) -> Totals {
+        let mut totals = match self.kind {
+            Kind::Harness => self.counter.totals(),
+            Kind::Script => Totals {
+                passed: u64::from(self.exit_code == Some(0)),
+                ..Totals::default()
+            },
+        };
+        if self.exit_code != Some(0) {
+            totals.failed = totals.failed.max(1);
+        }
+        totals
+    }
+
+    fn remark(&self) -> Option<String> {
+        let code = self.exit_code.unwrap_or(-1);
+        match self.kind {
+            Kind::Script if code == 0 => Some(format!("test {} ... ok", self.name)),
+            Kind::Script => Some(format!("test {} ... FAILED (exit code {code})", self.name)),
+            Kind::Harness if code != 0 && self.counter.totals().failed == 0 => {
+                Some(format!("test {} ... FAILED (exit code {code})", self.name))
+            }
+            Kind::Harness => None,
+        }
+    }
+}
+
+fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    haystack
+        .windows(needle.len())
+        .position(|bytes| bytes == needle)
+}
+
+/// How many bytes at the end of `haystack` may be the beginning of `needle`.
+fn overlap(haystack: &[u8], needle: &[u8]) -> usize {
+    (1..needle.len().min(haystack.len() + 1))
+        .rev()
+        .find(|length| haystack.ends_with(&needle[..*length]))
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reader() -> Reader {
+        Reader::new(
+            "@@t",
+            [
+                ("1".to_owned(), "unit".to_owned(), Kind::Harness),
+                ("2".to_owned(), "story".to_owned(), Kind::Script),
+            ],
+        )
+    }
+
+    const STREAM: &[u8] = b"\n@@t start 1\nrunning 4 tests\ntest a ... skipped: no KVM\nok\n\
+        test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out\n\
+        \n@@t done 1 101\n\n@@t start 2\nno newline\n@@t done 2 0\n\n@@t left 2\n\n@@t end\n";
+
+    fn text(shown: &[Shown]) -> String {
+        shown
+            .iter()
+            .map(|part| match part {
+                Shown::Output(bytes) => String::from_utf8(bytes.clone()).unwrap(),
+                Shown::Remark(line) => format!("<{line}>"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn counts_and_shows_the_same_however_the_stream_is_cut() {
+        for cut in 1..STREAM.len() {
+            let mut reader = reader();
+            let mut shown = Vec::new();
+            for piece in STREAM.chunks(cut) {
+                shown.extend(reader.receive(piece));
+            }
+            assert!(reader.ended());
+            assert_eq!(reader.totals().to_string(), "2 passed, 1 failed, 2 skipped");
+            assert_eq!(reader.exit_code("2"), Some(0));
+            assert_eq!(reader.failures(), ["unit (exit code 101)"]);
+            let text = text(&shown);
+            assert!(text.starts_with("running 4 tests\n"), "{text}");
+            assert!(
+                text.ends_with("no newline<test story ... ok><note: story left processes behind>"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn jobs_that_never_end_are_failures() {
+        let mut reader = reader();
+        reader.receive(b"\n@@t start 1\ntest result: ok. 7 passed; 0 failed; 0 ignored\n");
+        assert_eq!(text(&reader.finish()), "\n");
+        assert!(!reader.ended());
+        assert_eq!(reader.totals().to_string(), "7 passed, 2 failed, 0 skipped");
+    }
+
+    #[test]
+    fn a_crash_after_good_results_is_a_failure() {
+        let mut reader = reader();
+        reader.receive(
+            b"\n@@t start 1\ntest result: ok. 7 passed; 0 failed; 0 ignored\n\n@@t done 1 139\n",
+        );
+        reader.receive(b"\n@@t start 2\n\n@@t done 2 0\n");
+        assert_eq!(reader.totals().to_string(), "8 passed, 1 failed, 0 skipped");
+    }
+}

@@ -1,0 +1,77 @@
+//! Which tests of the workspace run in the emulated host: packages say so in their manifests.
+//!
+//! ```toml
+//! [package.metadata.vmtest]
+//! tests = ["lib", "vcpu"]          # unit tests and integration tests, run as an ordinary user
+//! root-tests = ["smoke"]           # those that run as root
+//! scripts = "tests/scenarios"      # a folder of shell scripts, each one test
+//! smolvm = true                    # needs the binary, a kernel and the image `debian`
+//! ```
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::cargo::{Package, Workspace};
+use crate::error::{Error, Result};
+
+/// What a manifest's section says.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Section {
+    /// Targets whose tests run as an ordinary user; `lib` for the unit tests.
+    pub tests: Vec<String>,
+    /// Targets whose tests run as root.
+    pub root_tests: Vec<String>,
+    /// Folder of scripts, relative to the package.
+    pub scripts: Option<PathBuf>,
+    /// Whether `$SMOLVM` and a prepared `$SMOLVM_HOME` are needed.
+    pub smolvm: bool,
+}
+
+/// A package with its section.
+pub struct Tagged<'a> {
+    /// The package.
+    pub package: &'a Package,
+    /// Its section.
+    pub section: Section,
+}
+
+/// The tagged packages, or those of them that are named.
+pub fn read<'a>(workspace: &'a Workspace, named: &[String]) -> Result<Vec<Tagged<'a>>> {
+    let mut tagged = Vec::new();
+    for package in &workspace.packages {
+        if !named.is_empty() && !named.contains(&package.name) {
+            continue;
+        }
+        if let Some(section) = section(package)? {
+            tagged.push(Tagged { package, section });
+        }
+    }
+    let missing = |name: &&String| !tagged.iter().any(|found| found.package.name == **name);
+    match named.iter().find(missing) {
+        Some(name) => Err(Error::NotTagged(name.clone())),
+        None => Ok(tagged),
+    }
+}
+
+fn section(package: &Package) -> Result<Option<Section>> {
+    let Some(value) = package.metadata.get("vmtest") else {
+        return Ok(None);
+    };
+    let problem = |problem: String| Error::Tag {
+        package: package.name.clone(),
+        problem,
+    };
+    let section: Section =
+        serde_json::from_value(value.clone()).map_err(|error| problem(error.to_string()))?;
+    for name in section.tests.iter().chain(&section.root_tests) {
+        let known = package.targets.iter().any(|target| {
+            (name == "lib" && target.is("lib")) || (target.name == *name && target.is("test"))
+        });
+        if !known {
+            return Err(problem(format!("no test target {name}")));
+        }
+    }
+    Ok(Some(section))
+}
