@@ -39,6 +39,7 @@ impl MsrList {
             msr::SYSENTER_EIP,
             msr::MISC_ENABLE,
             msr::PAT,
+            msr::MTRR_DEF_TYPE,
             msr::STAR,
             msr::LSTAR,
             msr::CSTAR,
