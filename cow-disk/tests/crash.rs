@@ -1,0 +1,352 @@
+//! Process death and power loss at every operation on the files.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use cow_disk::testing::{CrashFile, CrashHost};
+use cow_disk::{Base, BaseReader, BlockDevice, Layer, LayeredDisk, Overlay};
+use proptest::prelude::*;
+
+const SECTOR: u64 = 512;
+const SECTORS: usize = 12 * 8;
+const DISK: u64 = SECTORS as u64 * SECTOR;
+/// Where the data region of a small overlay begins (`docs/format.md`).
+const DATA_OFFSET: u64 = 64 << 10;
+
+#[derive(Debug, Clone, Copy)]
+enum Op {
+    Write { at: u64, len: u64 },
+    Zero { at: u64, len: u64 },
+    WriteOfZeroes { at: u64, len: u64 },
+    Discard { at: u64, len: u64 },
+    Flush,
+    Freeze,
+    Flatten,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let sectors = || {
+        let any = (0..SECTORS as u64, 1..12u64);
+        let granules = (0..12u64, 1..4u64).prop_map(|(at, len)| (at * 8, len * 8));
+        // A few granules are hit again and again, so that states follow each other.
+        let hot = (0..20u64, 1..9u64);
+        prop_oneof![any, granules, hot]
+            .prop_map(|(at, len): (u64, u64)| (at, len.min(SECTORS as u64 - at)))
+    };
+    prop_oneof![
+        8 => sectors().prop_map(|(at, len)| Op::Write { at, len }),
+        2 => sectors().prop_map(|(at, len)| Op::Zero { at, len }),
+        2 => sectors().prop_map(|(at, len)| Op::WriteOfZeroes { at, len }),
+        2 => sectors().prop_map(|(at, len)| Op::Discard { at, len }),
+        3 => Just(Op::Flush),
+        1 => Just(Op::Freeze),
+        1 => Just(Op::Flatten),
+    ]
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Crash {
+    Process,
+    Power,
+}
+
+/// A base that holds tags 1, 2, 3, ...
+struct TaggedBase;
+
+impl BaseReader for TaggedBase {
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        for (i, byte) in buf.iter_mut().enumerate() {
+            let at = offset_bytes + i as u64;
+            let tag = (at / SECTOR + 1) as u32;
+            *byte = tag.to_le_bytes()[(at % 4) as usize];
+        }
+        Ok(())
+    }
+
+    fn size_bytes(&self) -> u64 {
+        DISK - 8 * SECTOR
+    }
+}
+
+/// Sectors hold one number all over; this one keeps what each of them may hold.
+struct Model {
+    current: Vec<u32>,
+    /// What may be found after a power loss.
+    possible: Vec<Vec<u32>>,
+    next_tag: u32,
+}
+
+impl Model {
+    fn new() -> Self {
+        let in_base = SECTORS - 8;
+        let current: Vec<u32> = (0..SECTORS)
+            .map(|i| if i < in_base { i as u32 + 1 } else { 0 })
+            .collect();
+        Self {
+            possible: current.iter().map(|tag| vec![*tag]).collect(),
+            current,
+            next_tag: 1000,
+        }
+    }
+
+    /// The sectors a request changes and what it makes of them.
+    fn effect(&mut self, op: Op) -> Vec<(usize, u32)> {
+        let whole = |at: u64, len: u64| (at.div_ceil(8) * 8, (at + len) / 8 * 8);
+        match op {
+            Op::Write { at, len } => (at..at + len)
+                .map(|sector| {
+                    self.next_tag += 1;
+                    (sector as usize, self.next_tag)
+                })
+                .collect(),
+            Op::Zero { at, len } | Op::WriteOfZeroes { at, len } => {
+                (at..at + len).map(|sector| (sector as usize, 0)).collect()
+            }
+            Op::Discard { at, len } => {
+                let (start, end) = whole(at, len);
+                (start..end).map(|sector| (sector as usize, 0)).collect()
+            }
+            Op::Flush | Op::Freeze | Op::Flatten => Vec::new(),
+        }
+    }
+
+    fn done(&mut self, effect: &[(usize, u32)]) {
+        for &(sector, tag) in effect {
+            self.current[sector] = tag;
+            self.possible[sector].push(tag);
+        }
+    }
+
+    fn flushed(&mut self) {
+        for (possible, current) in self.possible.iter_mut().zip(&self.current) {
+            *possible = vec![*current];
+        }
+    }
+
+    /// Compares with what is found after a crash, and goes on from there.
+    fn crashed(&mut self, found: &[u32], crash: Crash, in_flight: &[(usize, u32)]) {
+        for (sector, &tag) in found.iter().enumerate() {
+            let new = in_flight.iter().find(|(at, _)| *at == sector);
+            let allowed = tag == self.current[sector]
+                || new.is_some_and(|(_, new)| *new == tag)
+                || crash == Crash::Power && self.possible[sector].contains(&tag);
+            assert!(
+                allowed,
+                "sector {sector} holds {tag} after {crash:?} crash, not {} or one of {:?}, {new:?}",
+                self.current[sector], self.possible[sector],
+            );
+            self.current[sector] = tag;
+            match crash {
+                Crash::Process => self.possible[sector].push(tag),
+                Crash::Power => self.possible[sector] = vec![tag],
+            }
+        }
+    }
+}
+
+/// A disk on a crashing host, and the order of its layers, which its user records durably.
+struct Machine {
+    host: CrashHost,
+    files: Vec<CrashFile>,
+    disk: LayeredDisk,
+    model: Model,
+}
+
+fn base() -> Base {
+    Base::reader(Arc::new(TaggedBase))
+}
+
+impl Machine {
+    fn new(seed: u64) -> Self {
+        let host = CrashHost::new(seed, DATA_OFFSET);
+        let file = host.file();
+        let top = Overlay::create(file.clone(), DISK).unwrap();
+        Self {
+            host,
+            files: vec![file],
+            disk: LayeredDisk::new(base(), Vec::new(), top).unwrap(),
+            model: Model::new(),
+        }
+    }
+
+    fn run(&mut self, op: Op, effect: &[(usize, u32)]) -> bool {
+        let done = match op {
+            Op::Write { at, .. } | Op::WriteOfZeroes { at, .. } => {
+                let data: Vec<u8> = effect
+                    .iter()
+                    .flat_map(|(_, tag)| tag.to_le_bytes().repeat(128))
+                    .collect();
+                self.disk.write_at(at * SECTOR, &data).is_ok()
+            }
+            Op::Zero { at, len } => self.disk.write_zeroes(at * SECTOR, len * SECTOR).is_ok(),
+            Op::Discard { at, len } => self.disk.discard(at * SECTOR, len * SECTOR).is_ok(),
+            Op::Flush => self.disk.flush().is_ok(),
+            Op::Freeze => self.freeze().is_some(),
+            Op::Flatten => self.flatten().is_some(),
+        };
+        if done {
+            self.model.done(effect);
+            if matches!(op, Op::Flush) {
+                self.model.flushed();
+            }
+        }
+        done
+    }
+
+    fn freeze(&mut self) -> Option<()> {
+        let file = self.host.file();
+        let top = Overlay::create(file.clone(), DISK).ok()?;
+        self.disk.freeze(top).ok()?;
+        self.files.push(file);
+        Some(())
+    }
+
+    fn flatten(&mut self) -> Option<()> {
+        let layers = self.disk.layers();
+        let Some(last) = layers.last() else {
+            return Some(());
+        };
+        let file = self.host.file();
+        let into = Overlay::create(file.clone(), DISK).ok()?;
+        self.disk
+            .flatten(last.id(), into, &mut |_, _| ControlFlow::Continue(()))
+            .ok()?;
+        self.files.splice(..layers.len(), [file]);
+        Some(())
+    }
+
+    /// Opens the disk again; fails only if the host stops again.
+    fn open(&mut self) -> bool {
+        let (top, sealed) = self.files.split_last().unwrap();
+        let layers = sealed
+            .iter()
+            .map(|file| Layer::open_shared(Arc::new(file.clone())))
+            .collect::<Result<Vec<_>, _>>();
+        let (layers, top) = match (layers, Overlay::open(top.clone())) {
+            (Ok(layers), Ok(top)) => (layers, top),
+            (layers, top) => {
+                assert!(self.host.is_stopped(), "{layers:?} {top:?}");
+                return false;
+            }
+        };
+        self.disk = LayeredDisk::new(base(), layers, top).unwrap();
+        true
+    }
+
+    fn read(&self) -> Vec<u32> {
+        let mut buf = vec![0; DISK as usize];
+        self.disk.read_at(0, &mut buf).unwrap();
+        buf.chunks_exact(SECTOR as usize)
+            .map(|sector| {
+                let tag = u32::from_le_bytes(sector[..4].try_into().unwrap());
+                assert!(
+                    sector.chunks_exact(4).all(|word| word == tag.to_le_bytes()),
+                    "torn sector"
+                );
+                tag
+            })
+            .collect()
+    }
+
+    /// Runs the operations, dies at one of the host's, restarts, compares.
+    fn live(&mut self, ops: &[Op], stop_after: u64, crash: Crash, stop_in_open: Option<u64>) {
+        self.host.stop_at(self.host.operations() + stop_after);
+        let mut in_flight = Vec::new();
+        for op in ops {
+            let effect = self.model.effect(*op);
+            if !self.run(*op, &effect) {
+                assert!(self.host.is_stopped());
+                in_flight = effect;
+                break;
+            }
+        }
+        self.restart(crash);
+        if let Some(after) = stop_in_open {
+            self.host.stop_at(self.host.operations() + after);
+            if !self.open() {
+                self.restart(crash);
+            }
+            self.host.restart_process();
+        }
+        assert!(self.open());
+        let found = self.read();
+        self.model.crashed(&found, crash, &in_flight);
+    }
+
+    fn restart(&self, crash: Crash) {
+        match crash {
+            Crash::Process => self.host.restart_process(),
+            Crash::Power => self.host.restart_power(),
+        }
+    }
+}
+
+fn crash() -> impl Strategy<Value = Crash> {
+    prop_oneof![Just(Crash::Process), Just(Crash::Power)]
+}
+
+type Life = (Vec<Op>, u64, Crash, Option<u64>);
+
+fn life() -> impl Strategy<Value = Life> {
+    (
+        prop::collection::vec(op(), 1..25),
+        0..60u64,
+        crash(),
+        prop::option::of(0..6u64),
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    /// Several lives in a row: what one crash leaves behind must not show after the next.
+    #[test]
+    fn no_crash_loses_what_it_must_not(
+        seed: u64,
+        lives in prop::collection::vec(life(), 1..5),
+    ) {
+        let mut machine = Machine::new(seed);
+        for (ops, stop_after, crash, stop_in_open) in lives {
+            machine.live(&ops, stop_after, crash, stop_in_open);
+        }
+    }
+}
+
+/// One story with every kind of request, stopped at each operation in turn.
+#[test]
+fn a_crash_at_each_operation() {
+    let ops = [
+        Op::Write { at: 0, len: 16 },
+        Op::Write { at: 19, len: 1 },
+        Op::Flush,
+        Op::Write { at: 0, len: 3 },
+        Op::WriteOfZeroes { at: 16, len: 8 },
+        Op::Discard { at: 0, len: 16 },
+        Op::Write { at: 4, len: 8 },
+        Op::Flush,
+        Op::Freeze,
+        Op::Write { at: 2, len: 40 },
+        Op::Discard { at: 8, len: 24 },
+        Op::Zero { at: 30, len: 30 },
+        Op::Flush,
+        Op::Write { at: 9, len: 1 },
+        Op::Freeze,
+        Op::Flatten,
+        Op::Write { at: 60, len: 36 },
+        Op::Flush,
+        Op::Zero { at: 60, len: 36 },
+    ];
+    let mut whole = Machine::new(1);
+    whole.live(&ops, u64::MAX / 2, Crash::Process, None);
+    let operations = whole.host.operations();
+    assert!(operations > 60, "{operations}");
+    for stop_after in 0..operations {
+        for seed in 0..20 {
+            for crash in [Crash::Process, Crash::Power] {
+                let mut machine = Machine::new(seed);
+                machine.live(&ops, stop_after, crash, None);
+                machine.live(&ops, u64::MAX / 2, Crash::Power, None);
+            }
+        }
+    }
+}
