@@ -1,0 +1,207 @@
+//! Bringing sealed packs into another directory: by hard link, or by a verified copy where links are refused.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::backend::StoreBackend;
+use crate::error::{PackError, ReadError, StoreError};
+use crate::pack::layout::{HEADER_BYTES, header};
+use crate::pack::pack_path;
+use crate::pack::reader::Pack;
+use crate::packset::{PackSet, PackSlot, entry_error};
+use crate::{ChunkId, MAX_CHUNK_BYTES, PackId};
+
+/// What [`PackSet::pin_into`] brought into a directory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pinned {
+    /// The packs that hold the chunks, also those that were there before.
+    pub packs: Vec<PackId>,
+    /// Bytes of packs that were linked: they take no more room.
+    pub linked_bytes: u64,
+    /// Bytes of packs that had to be copied (other file system, too many links, links not permitted).
+    pub copied_bytes: u64,
+}
+
+/// How often a pack may vanish under a reader (repack) before that is an error.
+const MAX_ROUNDS: usize = 4;
+/// How much of a pack's index is copied at a time.
+const COPY_BLOCK_BYTES: usize = 1 << 20;
+
+impl PackSet {
+    /// Links (or copies, verified) the packs that hold `ids` into `target`, an existing directory, and makes that
+    /// durable. Packs that `target` holds already are left as they are. Afterwards the chunks can be read from `target`
+    /// alone.
+    ///
+    /// # Errors
+    /// [`ReadError::NotFound`] if no pack holds one of the chunks; nothing is placed then. Trouble of the system.
+    pub fn pin_into<'a, I>(&self, target: &Path, ids: I) -> Result<Pinned, StoreError>
+    where
+        I: IntoIterator<Item = &'a ChunkId> + Clone,
+    {
+        self.while_packs_vanish(|set| set.try_pin_into(target, ids.clone()))
+    }
+
+    /// Tries again after listing the packs, should one vanish under `work`: repack put its chunks elsewhere.
+    pub(crate) fn while_packs_vanish<T>(
+        &self,
+        work: impl Fn(&Self) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        for _ in 1..MAX_ROUNDS {
+            match work(self) {
+                Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                    self.rescan()?;
+                }
+                result => return result,
+            }
+        }
+        work(self)
+    }
+
+    fn try_pin_into<'a>(
+        &self,
+        target: &Path,
+        ids: impl IntoIterator<Item = &'a ChunkId>,
+    ) -> Result<Pinned, StoreError> {
+        let (slots, missing) = self.cover(ids)?;
+        if let Some(chunk) = missing.first() {
+            return Err(ReadError::NotFound { chunk: *chunk }.into());
+        }
+        self.place_all(&slots, target)
+    }
+
+    pub(crate) fn place_all(
+        &self,
+        slots: &[Arc<PackSlot>],
+        target: &Path,
+    ) -> Result<Pinned, StoreError> {
+        let backend = &**self.backend();
+        let mut pinned = Pinned::default();
+        for slot in slots {
+            let len = backend
+                .stat(&slot.path)
+                .map_err(StoreError::io("find", &slot.path))?
+                .len_bytes;
+            match place_pack(backend, &slot.path, &slot.id, target)? {
+                Placed::Present => {}
+                Placed::Linked => pinned.linked_bytes += len,
+                Placed::Copied => pinned.copied_bytes += len,
+            }
+            pinned.packs.push(slot.id);
+        }
+        backend
+            .sync_dir(target)
+            .map_err(StoreError::io("sync", target))?;
+        Ok(pinned)
+    }
+}
+
+/// How a pack came to its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Placed {
+    Present,
+    Linked,
+    Copied,
+}
+
+/// Gives the sealed pack `from` a name in `target`. The caller syncs the directory.
+pub(crate) fn place_pack(
+    backend: &dyn StoreBackend,
+    from: &Path,
+    id: &PackId,
+    target: &Path,
+) -> Result<Placed, StoreError> {
+    let to = pack_path(target, id);
+    match backend.link(from, &to) {
+        Ok(()) => Ok(Placed::Linked),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Placed::Present),
+        Err(error) if copy_instead(&error) => {
+            copy_pack(backend, from, id, target, &to)?;
+            Ok(Placed::Copied)
+        }
+        Err(error) => {
+            let path = if backend.stat(from).is_err() {
+                from
+            } else {
+                &to
+            };
+            Err(StoreError::io("link", path)(error))
+        }
+    }
+}
+
+/// Whether the system refuses the link but a copy would do.
+fn copy_instead(error: &io::Error) -> bool {
+    use io::ErrorKind::{CrossesDevices, PermissionDenied, TooManyLinks, Unsupported};
+    matches!(
+        error.kind(),
+        CrossesDevices | PermissionDenied | TooManyLinks | Unsupported
+    )
+}
+
+/// Copies a pack chunk by chunk, verifying each, so that damage never spreads.
+fn copy_pack(
+    backend: &dyn StoreBackend,
+    from: &Path,
+    id: &PackId,
+    target: &Path,
+    to: &Path,
+) -> Result<(), StoreError> {
+    let staged = target.join(format!(".{id}-{}.tmp", crate::session::random_name()));
+    let result = copy_to(backend, from, id, &staged).and_then(|()| {
+        backend
+            .rename(&staged, to)
+            .map_err(StoreError::io("rename", &staged))
+    });
+    if result.is_err() && backend.stat(&staged).is_ok() {
+        // Best effort: the copy's own error is the one to report.
+        let _ = backend.remove(&staged);
+    }
+    result
+}
+
+fn copy_to(
+    backend: &dyn StoreBackend,
+    from: &Path,
+    id: &PackId,
+    staged: &Path,
+) -> Result<(), StoreError> {
+    let damaged = |source| StoreError::Pack {
+        path: from.to_path_buf(),
+        source: Arc::new(source),
+    };
+    let write = |path: &Path| StoreError::io("write", path);
+    let source = backend.open(from).map_err(StoreError::io("open", from))?;
+    let pack = Pack::open(Arc::clone(&source), id).map_err(damaged)?;
+    pack.index.validate().map_err(damaged)?;
+    let copy = backend
+        .create_new(staged)
+        .map_err(StoreError::io("create", staged))?;
+    copy.write_all_at(&header(), 0).map_err(write(staged))?;
+
+    let mut entries: Vec<_> = pack.index.entries().collect();
+    entries.sort_unstable_by_key(|entry| entry.offset);
+    let (mut stored, mut raw) = (Vec::new(), vec![0; MAX_CHUNK_BYTES]);
+    let mut bodies_end = HEADER_BYTES as u64;
+    for entry in &entries {
+        pack.read(entry, &mut stored, &mut raw)
+            .map_err(|error| entry_error(&entry.id, from, error))?;
+        copy.write_all_at(&stored, entry.offset)
+            .map_err(write(staged))?;
+        bodies_end = bodies_end.max(entry.offset + stored.len() as u64);
+    }
+    // Index and footer, byte for byte: their digest was verified when the pack was opened.
+    let mut at = bodies_end;
+    let mut block = vec![0; COPY_BLOCK_BYTES];
+    while at < pack.len_bytes() {
+        let len = (pack.len_bytes() - at).min(COPY_BLOCK_BYTES as u64) as usize;
+        source
+            .read_exact_at(&mut block[..len], at)
+            .map_err(|error| damaged(PackError::Io(error)))?;
+        copy.write_all_at(&block[..len], at)
+            .map_err(write(staged))?;
+        at += len as u64;
+    }
+    copy.seal().map_err(StoreError::io("seal", staged))?;
+    copy.sync().map_err(StoreError::io("sync", staged))
+}

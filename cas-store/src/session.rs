@@ -1,0 +1,342 @@
+//! A running capture or restore as others see it: a lock that only the living hold, the packs it needs, and what it has
+//! staged. What the dead left is removed by the next opening.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::PackId;
+use crate::backend::{LockGuard, LockMode, StoreBackend, StoreFile};
+use crate::error::StoreError;
+use crate::store::Inner;
+
+const LOCK_SUFFIX: &str = ".lock";
+const PIN_SUFFIX: &str = ".pin";
+const OUTSIDE_SUFFIX: &str = ".outside";
+/// A pin file or list of staged directories longer than this is not ours.
+const MAX_LIST_BYTES: u64 = 16 << 20;
+/// Directories that a killed process staged outside the store are removed only if their name has this in it.
+pub const STAGING_MARK: &str = ".staging-";
+
+/// 16 hexadecimal digits that no other session of this host has by any reasonable chance.
+pub(crate) fn random_name() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    // `RandomState` is keyed from the system's random numbers, once per process.
+    let value =
+        RandomState::new().hash_one((count, std::process::id(), std::time::SystemTime::now()));
+    format!("{value:016x}")
+}
+
+/// One session. Dropping it gives the pins back and removes what is still staged.
+#[derive(Debug)]
+pub(crate) struct Session {
+    store: Arc<Inner>,
+    name: String,
+    lock: Option<LockGuard>,
+    pins: Mutex<Pins>,
+    outside: Mutex<Option<AppendFile>>,
+}
+
+#[derive(Debug)]
+struct Pins {
+    file: AppendFile,
+    ids: HashSet<PackId>,
+}
+
+#[derive(Debug)]
+struct AppendFile {
+    file: Arc<dyn StoreFile>,
+    path: PathBuf,
+    len_bytes: u64,
+}
+
+impl AppendFile {
+    fn create(backend: &dyn StoreBackend, path: PathBuf) -> Result<Self, StoreError> {
+        let file = backend
+            .create_new(&path)
+            .map_err(StoreError::io("create", &path))?;
+        Ok(Self {
+            file,
+            path,
+            len_bytes: 0,
+        })
+    }
+
+    fn append(&mut self, text: &str) -> Result<(), StoreError> {
+        let write = StoreError::io("write", &self.path);
+        self.file
+            .write_all_at(text.as_bytes(), self.len_bytes)
+            .map_err(write)?;
+        self.len_bytes += text.len() as u64;
+        Ok(())
+    }
+}
+
+impl Session {
+    /// Begins a session. The caller holds the store's lock, shared: nobody takes the new files for a dead one's.
+    pub(crate) fn begin(store: &Arc<Inner>) -> Result<Self, StoreError> {
+        let backend = store.backend();
+        let name = random_name();
+        let lock_path = store.pins_dir().join(format!("{name}{LOCK_SUFFIX}"));
+        let lock = backend
+            .lock(&lock_path, LockMode::Exclusive, true)
+            .map_err(StoreError::io("lock", &lock_path))?;
+        let pin_path = store.pins_dir().join(format!("{name}{PIN_SUFFIX}"));
+        let file = match AppendFile::create(backend, pin_path) {
+            Ok(file) => file,
+            Err(error) => {
+                // Best effort: left behind, it is a dead session's and goes with the next opening.
+                let _ = backend.remove(&lock_path);
+                return Err(error);
+            }
+        };
+        let pins = Mutex::new(Pins {
+            file,
+            ids: HashSet::new(),
+        });
+        Ok(Self {
+            store: Arc::clone(store),
+            name,
+            lock,
+            pins,
+            outside: Mutex::new(None),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Protects packs from a sweep, whether they exist yet or not. The caller holds the store's lock, shared.
+    pub(crate) fn pin(&self, ids: impl IntoIterator<Item = PackId>) -> Result<(), StoreError> {
+        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        let new: HashSet<PackId> = ids
+            .into_iter()
+            .filter(|id| !pins.ids.contains(id))
+            .collect();
+        let text: String = new.iter().map(|id| format!("{id}\n")).collect();
+        pins.file.append(&text)?;
+        pins.ids.extend(new);
+        Ok(())
+    }
+
+    /// Records a directory outside the store that is to be removed should this process die.
+    pub(crate) fn stage_outside(&self, dir: &Path) -> Result<(), StoreError> {
+        let dir = std::path::absolute(dir).map_err(StoreError::io("find", dir))?;
+        if !has_staging_name(&dir) {
+            let what = "a staged directory needs `.staging-` in its name";
+            return Err(StoreError::Malformed { path: dir, what });
+        }
+        let backend = self.store.backend();
+        let stat = backend.stat(&dir).map_err(StoreError::io("find", &dir))?;
+        let mut outside = self.outside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = match outside.take() {
+            Some(file) => file,
+            None => {
+                let name = format!("{}{OUTSIDE_SUFFIX}", self.name);
+                AppendFile::create(backend, self.store.pins_dir().join(name))?
+            }
+        };
+        let path = hex(dir.as_os_str().as_bytes());
+        let result = file.append(&format!("{} {} {path}\n", stat.device, stat.inode));
+        *outside = Some(file);
+        result
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let removed = remove_session(&self.store, &self.name);
+        drop(self.lock.take());
+        if let Err(error) = removed {
+            // The lock is free now, so the next opening of the store tries again.
+            tracing::warn!(session = %self.name, %error, "session files not removed");
+        }
+    }
+}
+
+/// Removes a session's files: staged packs first, its lock last.
+fn remove_session(store: &Inner, name: &str) -> Result<(), StoreError> {
+    let backend = store.backend();
+    for staged in list(backend, &store.staging_dir())? {
+        if staged
+            .strip_prefix(name)
+            .is_some_and(|rest| rest.starts_with('-'))
+        {
+            remove_file(backend, &store.staging_dir().join(staged))?;
+        }
+    }
+    for suffix in [OUTSIDE_SUFFIX, PIN_SUFFIX, LOCK_SUFFIX] {
+        remove_file(backend, &store.pins_dir().join(format!("{name}{suffix}")))?;
+    }
+    Ok(())
+}
+
+/// Removes what dead sessions left. The caller holds the store's lock, exclusive.
+pub(crate) fn remove_dead(store: &Inner) -> Result<(), StoreError> {
+    let backend = store.backend();
+    let mut alive = HashSet::new();
+    for name in session_names(store)? {
+        let lock_path = store.pins_dir().join(format!("{name}{LOCK_SUFFIX}"));
+        let lock = backend
+            .lock(&lock_path, LockMode::Exclusive, false)
+            .map_err(StoreError::io("lock", &lock_path))?;
+        if lock.is_none() {
+            alive.insert(name);
+            continue;
+        }
+        remove_outside(store, &name)?;
+        remove_session(store, &name)?;
+    }
+    for staged in list(backend, &store.staging_dir())? {
+        let owner = staged.split_once('-').map_or("", |(owner, _)| owner);
+        if !alive.contains(owner) {
+            remove_file(backend, &store.staging_dir().join(staged))?;
+        }
+    }
+    Ok(())
+}
+
+/// The packs that living sessions pin. The caller holds the store's lock, exclusive, and has removed the dead.
+pub(crate) fn pinned_packs(store: &Inner) -> Result<HashSet<PackId>, StoreError> {
+    let mut pinned = HashSet::new();
+    for name in session_names(store)? {
+        let path = store.pins_dir().join(format!("{name}{PIN_SUFFIX}"));
+        // Gone means that the session ended just now and its links or records are in place.
+        for line in read_lines(store.backend(), &path)? {
+            let malformed = StoreError::Malformed {
+                path: path.clone(),
+                what: "not a pack id",
+            };
+            pinned.insert(line.parse().map_err(|_| malformed)?);
+        }
+    }
+    Ok(pinned)
+}
+
+fn session_names(store: &Inner) -> Result<HashSet<String>, StoreError> {
+    let names = list(store.backend(), &store.pins_dir())?;
+    Ok(names
+        .iter()
+        .filter_map(|name| Some(name.split_once('.')?.0.to_owned()))
+        .collect())
+}
+
+/// Removes directories staged outside the store, if they still are the ones that were recorded.
+fn remove_outside(store: &Inner, name: &str) -> Result<(), StoreError> {
+    let backend = store.backend();
+    let path = store.pins_dir().join(format!("{name}{OUTSIDE_SUFFIX}"));
+    for line in read_lines(backend, &path)? {
+        let Some((device, inode, dir)) = parse_outside(&line) else {
+            return Err(StoreError::Malformed {
+                path,
+                what: "not a staged directory",
+            });
+        };
+        let same = backend
+            .stat(&dir)
+            .is_ok_and(|stat| stat.is_dir && (stat.device, stat.inode) == (device, inode));
+        if same && has_staging_name(&dir) {
+            backend
+                .remove_tree(&dir)
+                .map_err(StoreError::io("remove", &dir))?;
+        }
+    }
+    Ok(())
+}
+
+fn parse_outside(line: &str) -> Option<(u64, u64, PathBuf)> {
+    let mut words = line.split(' ');
+    let (device, inode) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    Some((
+        device,
+        inode,
+        PathBuf::from(std::ffi::OsString::from_vec(unhex(words.next()?)?)),
+    ))
+}
+
+fn has_staging_name(dir: &Path) -> bool {
+    let mark = STAGING_MARK.as_bytes();
+    dir.file_name().is_some_and(|name| {
+        name.as_bytes()
+            .windows(mark.len())
+            .any(|window| window == mark)
+    })
+}
+
+/// The complete lines of a small file; none if it does not exist. A last line cut by a crash is left out.
+fn read_lines(backend: &dyn StoreBackend, path: &Path) -> Result<Vec<String>, StoreError> {
+    let Some(bytes) = read_small(backend, path, MAX_LIST_BYTES)? else {
+        return Ok(Vec::new());
+    };
+    let complete = bytes
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |at| at + 1);
+    let text = String::from_utf8_lossy(&bytes[..complete]);
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+/// A whole file of at most `limit` bytes; `None` if it does not exist.
+pub(crate) fn read_small(
+    backend: &dyn StoreBackend,
+    path: &Path,
+    limit: u64,
+) -> Result<Option<Vec<u8>>, StoreError> {
+    let file = match backend.open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(StoreError::io("open", path)(error)),
+    };
+    let len_bytes = file.len_bytes().map_err(StoreError::io("read", path))?;
+    if len_bytes > limit {
+        return Err(StoreError::TooLarge {
+            what: "a file",
+            len_bytes,
+            limit_bytes: limit,
+        });
+    }
+    let mut bytes = vec![0; len_bytes as usize];
+    file.read_exact_at(&mut bytes, 0)
+        .map_err(StoreError::io("read", path))?;
+    Ok(Some(bytes))
+}
+
+/// The UTF-8 names in a directory; the store makes no others.
+pub(crate) fn list(backend: &dyn StoreBackend, dir: &Path) -> Result<Vec<String>, StoreError> {
+    let names = backend.list(dir).map_err(StoreError::io("list", dir))?;
+    Ok(names
+        .iter()
+        .filter_map(|name| OsStr::to_str(name).map(str::to_owned))
+        .collect())
+}
+
+/// Removes a file that may be gone already.
+pub(crate) fn remove_file(backend: &dyn StoreBackend, path: &Path) -> Result<(), StoreError> {
+    match backend.remove(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(StoreError::io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
+    if !text.len().is_multiple_of(2) || !text.is_ascii() {
+        return None;
+    }
+    (0..text.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok())
+        .collect()
+}

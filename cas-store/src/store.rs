@@ -1,0 +1,253 @@
+//! The store: a directory with packs, points and what running sessions need.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::backend::{LockGuard, LockMode, OsBackend, StoreBackend};
+use crate::capture::{Capture, CaptureOptions};
+use crate::error::StoreError;
+use crate::pack::pack_path;
+use crate::packset::{PackSet, list_packs};
+use crate::session::{self, Session};
+use crate::{ChunkId, PackId, Pinned};
+
+const PACKS: &str = "packs";
+const POINTS: &str = "points";
+const LINEAGE: &str = "lineage";
+const PINS: &str = "pins";
+const STAGING: &str = "staging";
+const LOCK: &str = "lock";
+
+/// A store of chunks. Cheap to clone; clones share one state.
+///
+/// Several processes may use one store at a time. No method fails because another process holds a lock: it waits, for
+/// as long as a sweep or repack takes at most.
+#[derive(Debug, Clone)]
+pub struct Store {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    backend: Arc<dyn StoreBackend>,
+    dir: PathBuf,
+    poisoned: AtomicBool,
+    packs: PackSet,
+}
+
+impl Store {
+    /// Opens the store in `dir`, making it if need be (0700). No pack is looked at. What sessions of dead processes
+    /// left is removed, unless the store is busy.
+    ///
+    /// # Errors
+    /// The directory cannot be made, read or written.
+    pub fn open(dir: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        Self::open_with(Arc::new(OsBackend), dir)
+    }
+
+    /// Opens a store on another backend.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with(
+        backend: Arc<dyn StoreBackend>,
+        dir: impl Into<PathBuf>,
+    ) -> Result<Self, StoreError> {
+        let dir = dir.into();
+        for part in [PACKS, POINTS, LINEAGE, PINS, STAGING] {
+            let path = dir.join(part);
+            if backend.stat(&path).is_err() {
+                backend
+                    .create_dirs(&path)
+                    .map_err(StoreError::io("create", &path))?;
+                backend
+                    .sync_dir(&dir)
+                    .map_err(StoreError::io("sync", &dir))?;
+            }
+        }
+        let packs = PackSet::with_backend(Arc::clone(&backend), [dir.join(PACKS)]);
+        let inner = Inner {
+            backend,
+            dir,
+            poisoned: AtomicBool::new(false),
+            packs,
+        };
+        if let Some(_lock) = inner.lock(LockMode::Exclusive, false)? {
+            session::remove_dead(&inner)?;
+        }
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
+    }
+
+    /// The store's directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.inner.dir
+    }
+
+    /// The directory that holds the packs; with [`PackSet::open`] a reader needs nothing else.
+    #[must_use]
+    pub fn packs_dir(&self) -> PathBuf {
+        self.inner.packs_dir()
+    }
+
+    /// All chunks of the store.
+    #[must_use]
+    pub fn chunks(&self) -> &PackSet {
+        &self.inner.packs
+    }
+
+    /// Begins a capture: a session that stores chunks and protects the packs it shares.
+    ///
+    /// # Errors
+    /// The store is poisoned, or the session's files cannot be made.
+    pub fn begin_capture(&self, options: CaptureOptions) -> Result<Capture, StoreError> {
+        Capture::begin(&self.inner, options)
+    }
+
+    /// Protects the packs that hold `ids` from sweep and repack until the pin is dropped, for a restore.
+    ///
+    /// # Errors
+    /// A chunk is missing, or the session's files cannot be made.
+    pub fn pin<'a>(&self, ids: impl IntoIterator<Item = &'a ChunkId>) -> Result<Pin, StoreError> {
+        let _lock = self.inner.lock_shared()?;
+        let session = Session::begin(&self.inner)?;
+        self.inner.packs.rescan()?;
+        let (slots, missing) = self.inner.packs.cover(ids)?;
+        if let Some(chunk) = missing.first() {
+            return Err(crate::ReadError::NotFound { chunk: *chunk }.into());
+        }
+        session.pin(slots.iter().map(|slot| slot.id))?;
+        let files = slots
+            .iter()
+            .map(|slot| (slot.id, slot.path.clone()))
+            .collect();
+        let chunks = PackSet::of_files(Arc::clone(&self.inner.backend), files);
+        Ok(Pin { session, chunks })
+    }
+
+    /// [`PackSet::pin_into`] from this store, safe against a sweep running meanwhile.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pin_into<'a, I>(&self, target: &Path, ids: I) -> Result<Pinned, StoreError>
+    where
+        I: IntoIterator<Item = &'a ChunkId> + Clone,
+    {
+        let pin = self.pin(ids.clone())?;
+        pin.chunks.pin_into(target, ids)
+    }
+}
+
+/// Packs protected for a reader; see [`Store::pin`].
+#[derive(Debug)]
+pub struct Pin {
+    session: Session,
+    chunks: PackSet,
+}
+
+impl Pin {
+    /// The protected chunks.
+    #[must_use]
+    pub fn chunks(&self) -> &PackSet {
+        &self.chunks
+    }
+
+    /// Records a directory outside the store (its name contains [`crate::STAGING_MARK`]) that the next opening of the
+    /// store removes if this process dies. Rename it away before dropping the pin.
+    ///
+    /// # Errors
+    /// The name lacks the mark, or the record cannot be written.
+    pub fn stage_outside(&self, dir: &Path) -> Result<(), StoreError> {
+        self.session.stage_outside(dir)
+    }
+}
+
+impl Inner {
+    pub(crate) fn backend(&self) -> &dyn StoreBackend {
+        &*self.backend
+    }
+
+    pub(crate) fn shared_backend(&self) -> Arc<dyn StoreBackend> {
+        Arc::clone(&self.backend)
+    }
+
+    pub(crate) fn packs(&self) -> &PackSet {
+        &self.packs
+    }
+
+    pub(crate) fn packs_dir(&self) -> PathBuf {
+        self.dir.join(PACKS)
+    }
+
+    pub(crate) fn points_dir(&self) -> PathBuf {
+        self.dir.join(POINTS)
+    }
+
+    pub(crate) fn lineage_dir(&self) -> PathBuf {
+        self.dir.join(LINEAGE)
+    }
+
+    pub(crate) fn pins_dir(&self) -> PathBuf {
+        self.dir.join(PINS)
+    }
+
+    pub(crate) fn staging_dir(&self) -> PathBuf {
+        self.dir.join(STAGING)
+    }
+
+    pub(crate) fn pack_path(&self, id: &PackId) -> PathBuf {
+        pack_path(&self.packs_dir(), id)
+    }
+
+    /// The packs of the store with their paths, as they are now.
+    pub(crate) fn list_packs(&self) -> Result<Vec<(PackId, PathBuf)>, StoreError> {
+        Ok(list_packs(self.backend(), &self.packs_dir())?)
+    }
+
+    pub(crate) fn lock(&self, mode: LockMode, wait: bool) -> Result<Option<LockGuard>, StoreError> {
+        let path = self.dir.join(LOCK);
+        self.backend
+            .lock(&path, mode, wait)
+            .map_err(StoreError::io("lock", &path))
+    }
+
+    /// Waits until no sweep runs.
+    pub(crate) fn lock_shared(&self) -> Result<Option<LockGuard>, StoreError> {
+        self.check_usable()?;
+        self.lock(LockMode::Shared, true)
+    }
+
+    /// Waits until nobody else decides about packs.
+    pub(crate) fn lock_exclusive(&self) -> Result<Option<LockGuard>, StoreError> {
+        self.check_usable()?;
+        self.lock(LockMode::Exclusive, true)
+    }
+
+    pub(crate) fn check_usable(&self) -> Result<(), StoreError> {
+        if self.poisoned.load(Ordering::Acquire) {
+            return Err(StoreError::Poisoned {
+                path: self.dir.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Passes a result on; a failed sync in it poisons the store, since the kernel reports such a loss only once.
+    pub(crate) fn watch<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        if let Err(StoreError::Io { action: "sync", .. }) = &result {
+            self.poisoned.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    pub(crate) fn sync_dir(&self, dir: &Path) -> Result<(), StoreError> {
+        self.watch(
+            self.backend
+                .sync_dir(dir)
+                .map_err(StoreError::io("sync", dir)),
+        )
+    }
+}
