@@ -189,10 +189,6 @@ pub trait X86Clock {
     /// Sets the clock so that it goes on from the saved nanoseconds: time between save and load is
     /// not seen by the guest's monotonic clock. All vCPUs are stopped and their TSCs already loaded.
     fn load(&self, state: &ClockState) -> Result<(), HypervisorError>;
-
-    /// Tells the guest that it was stopped (`PVCLOCK_GUEST_STOPPED`), so that its watchdogs do not
-    /// complain. Called on every vCPU's behalf before it runs again.
-    fn notify_stopped(&self) -> Result<(), HypervisorError>;
 }
 
 /// A vCPU that is not bound to a thread yet.
@@ -247,4 +243,8 @@ pub trait Vcpu {
     /// Loads a complete state in the documented order. What the state asks for and the host lacks
     /// is an error, never ignored.
     fn load(&mut self, state: &VcpuState) -> Result<(), HypervisorError>;
+
+    /// Tells the guest that it was stopped for a while (x86: `PVCLOCK_GUEST_STOPPED`), so that its
+    /// watchdogs do not complain. Called before the vCPU runs again.
+    fn notify_stopped(&mut self) -> Result<(), HypervisorError>;
 }
