@@ -30,8 +30,19 @@ pub struct Package {
     pub manifest_path: PathBuf,
     /// What it builds.
     pub targets: Vec<Target>,
+    /// What it depends on.
+    pub dependencies: Vec<Dependency>,
     /// The free part of its manifest.
     pub metadata: serde_json::Value,
+}
+
+/// A dependency as a manifest names it.
+#[derive(Debug, Deserialize)]
+pub struct Dependency {
+    /// The package depended on.
+    pub name: String,
+    /// `dev`, `build`, or `None` for a normal one.
+    pub kind: Option<String>,
 }
 
 /// A library, binary, example or test.

@@ -1,12 +1,15 @@
 //! What `cargo xtask` does, as a library: its tests use parts of it.
 //!
 //! - [`vmtest`]: tests, scripts or a shell in an emulated host that has real KVM.
+//! - [`ci`]: all that `scripts/test` runs, counted.
 //!
 //! Nothing here is part of smolvm; no other crate depends on it.
 
 pub mod cache;
 pub mod cargo;
+pub mod ci;
 pub mod error;
 pub mod output;
 pub mod process;
+pub mod totals;
 pub mod vmtest;

@@ -4,9 +4,11 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use xtask::error::{Error, Result};
-use xtask::output;
+use xtask::error::Result;
+use xtask::totals::Totals;
+use xtask::vmtest::kernel::Kernel;
 use xtask::vmtest::{self, Outcome};
+use xtask::{cache, ci, output};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Developer commands of smolvm")]
@@ -19,6 +21,10 @@ struct Arguments {
 enum Command {
     /// Runs tests, a script or a shell in an emulated host that has real KVM
     Vmtest(vmtest::Options),
+    /// Runs every check of the project and counts them
+    Ci(ci::Options),
+    /// Fetches Debian's cloud kernel package and prints its path
+    KernelPackage,
 }
 
 fn main() -> ExitCode {
@@ -36,13 +42,23 @@ fn run(command: &Command) -> Result<ExitCode> {
     match command {
         Command::Vmtest(options) => match vmtest::run(options)? {
             Outcome::Code(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1))),
-            Outcome::Tests(totals) => {
-                output::line(totals);
-                if totals.failed > 0 {
-                    return Err(Error::Failed("vmtest".to_owned()));
-                }
-                Ok(ExitCode::SUCCESS)
-            }
+            Outcome::Tests(totals) => Ok(report(totals)),
         },
+        Command::Ci(options) => Ok(report(ci::run(options)?)),
+        Command::KernelPackage => {
+            let kernel = Kernel::fetch(&cache::folder()?)?;
+            output::line(kernel.package.display());
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Prints the totals as the last line.
+fn report(totals: Totals) -> ExitCode {
+    output::line(totals);
+    if totals.failed > 0 {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
     }
 }

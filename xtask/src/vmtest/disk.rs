@@ -14,7 +14,7 @@ pub fn format(path: &Path, size_bytes: u64, content: Option<&Path>) -> Result<()
         .map_err(Error::file("resize", path))?;
     let mut command = Command::new("mke2fs");
     command.args(["-q", "-F", "-t", "ext4", "-m", "0"]);
-    command.args(["-E", "lazy_itable_init=1,nodiscard"]);
+    command.args(["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"]);
     if let Some(content) = content {
         command.arg("-d").arg(content);
     }

@@ -59,13 +59,10 @@ fn image_archive(cache_folder: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Changes whenever the binary was built anew.
+/// Changes whenever the binary does.
 fn identity(smolvm: &Path) -> Result<String> {
-    let metadata = fs::metadata(smolvm).map_err(Error::file("read", smolvm))?;
-    let modified = metadata
-        .modified()
-        .map_err(Error::file("read", smolvm))?
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
-    Ok(format!("{} {}", metadata.len(), modified.as_nanos()))
+    use std::hash::{DefaultHasher, Hasher};
+    let mut hasher = DefaultHasher::new();
+    hasher.write(&fs::read(smolvm).map_err(Error::file("read", smolvm))?);
+    Ok(format!("{:016x}", hasher.finish()))
 }

@@ -3,7 +3,7 @@
 # user in group kvm, reports each exit code on the virtio port and powers off.
 set -u
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-. /data/settings # token, shell, job_timeout
+. /data/settings # token, job_timeout; or shell, first, rows, columns, term; variables
 
 prepare() {
     mkdir -p /dev/pts /dev/shm
@@ -32,6 +32,7 @@ environment=(
     HOME=/home/smol USER=smol LOGNAME=smol LANG=C.UTF-8
     PATH=/data/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
     SMOLVM=/data/bin/smolvm SMOLVM_HOME=/data/home SMOLVM_REQUIRE_KVM=1 RUST_BACKTRACE=1
+    $variables
 )
 
 run_job() { # path of the job
@@ -57,8 +58,11 @@ power_off() {
 prepare
 if [ "$shell" = yes ]; then
     stty -F /dev/hvc0 rows "$rows" cols "$columns"
+    # The job that comes first, if any, runs in the same session as the shell.
     setsid -c setpriv --reuid smol --regid smol --init-groups --inh-caps=-all \
-        env -i "${environment[@]}" TERM="$term" /bin/bash -l < /dev/hvc0 > /dev/hvc0 2>&1
+        env -i "${environment[@]}" TERM="$term" FIRST="$first" /bin/bash -c \
+        'cd; if [ -n "$FIRST" ]; then bash "/data/jobs/$FIRST"; fi; unset FIRST; exec bash -l' \
+        < /dev/hvc0 > /dev/hvc0 2>&1
     power_off
 fi
 

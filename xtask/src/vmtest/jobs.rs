@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::report::Kind;
+use super::select::{Account, Item};
 use crate::error::{Error, Result};
 use crate::{cache, process};
 
@@ -32,15 +33,6 @@ const LIBRARIES: &[&str] = &[
     "librt.so.1",
     "ld-linux-x86-64.so.2",
 ];
-
-/// Who runs a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Account {
-    /// The ordinary user, in group kvm.
-    User,
-    /// The superuser.
-    Root,
-}
 
 /// One thing to run.
 pub struct Job {
@@ -81,47 +73,33 @@ impl Payload {
         copy(binary, &self.folder.join("bin/smolvm"))
     }
 
-    /// Adds a test executable of Rust's harness.
-    pub fn add_tests(
-        &mut self,
-        name: &str,
-        executable: &Path,
-        account: Account,
-        filter: Option<&str>,
-    ) -> Result<()> {
-        check_libraries(executable)?;
-        let file = format!("{:03}-{}", self.jobs.len(), flat(name));
-        copy(executable, &self.folder.join("tests").join(&file))?;
-        let filter = filter.map(quoted).unwrap_or_default();
-        let line = format!("exec /data/tests/{file} --test-threads=1 {filter}");
-        self.add(name, Kind::Harness, account, &line)
-    }
-
-    /// Adds a script.
-    pub fn add_script(&mut self, name: &str, script: &Path, account: Account) -> Result<()> {
-        let file = format!("{:03}-{}", self.jobs.len(), flat(name));
-        let copied = self.folder.join("scripts").join(&file);
-        copy(script, &copied)?;
-        set_mode(&copied, 0o755)?;
-        let line = format!("exec /data/scripts/{file}");
-        self.add(name, Kind::Script, account, &line)
-    }
-
-    fn add(&mut self, name: &str, kind: Kind, account: Account, line: &str) -> Result<()> {
-        let ending = match account {
+    /// Adds something to run; the filter is for test executables.
+    pub fn add(&mut self, item: &Item, filter: Option<&str>) -> Result<()> {
+        let file = format!("{:03}-{}", self.jobs.len(), flat(&item.name));
+        let line = match item.kind {
+            Kind::Harness => {
+                check_libraries(&item.path)?;
+                copy(&item.path, &self.folder.join("tests").join(&file))?;
+                let filter = filter.map(quoted).unwrap_or_default();
+                format!("exec /data/tests/{file} --test-threads=1 {filter}\n")
+            }
+            Kind::Script => {
+                let copied = self.folder.join("scripts").join(&file);
+                copy(&item.path, &copied)?;
+                set_mode(&copied, 0o755)?;
+                format!("exec /data/scripts/{file}\n")
+            }
+        };
+        let ending = match item.account {
             Account::User => "user",
             Account::Root => "root",
         };
-        let id = format!("{:03}-{}.{ending}", self.jobs.len(), flat(name));
-        write(
-            &self.folder.join("jobs").join(&id),
-            &format!("{line}\n"),
-            0o755,
-        )?;
+        let id = format!("{file}.{ending}");
+        write(&self.folder.join("jobs").join(&id), &line, 0o755)?;
         self.jobs.push(Job {
             id,
-            name: name.to_owned(),
-            kind,
+            name: item.name.clone(),
+            kind: item.kind,
         });
         Ok(())
     }
@@ -197,10 +175,14 @@ mod tests {
     fn filters_and_names_reach_the_shell_whole() {
         let folder = tempfile::tempdir().unwrap();
         let mut payload = Payload::begin(folder.path().to_owned()).unwrap();
-        let this = std::env::current_exe().unwrap();
-        payload
-            .add_tests("a::b c", &this, Account::Root, Some("it's $HOME"))
-            .unwrap();
+        let item = Item {
+            name: "a::b c".to_owned(),
+            path: std::env::current_exe().unwrap(),
+            kind: Kind::Harness,
+            account: Account::Root,
+            smolvm: false,
+        };
+        payload.add(&item, Some("it's $HOME")).unwrap();
         let job = &payload.jobs[0];
         assert_eq!(job.id, "000-a--b-c.root");
         let line = fs::read_to_string(folder.path().join("jobs").join(&job.id)).unwrap();

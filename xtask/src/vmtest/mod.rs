@@ -13,6 +13,7 @@ pub mod kernel;
 pub mod qemu;
 pub mod report;
 pub mod root;
+pub mod select;
 pub mod tags;
 pub mod tsc;
 
@@ -22,19 +23,21 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-pub use report::{HarnessCounter, SKIP_PREFIX, Totals};
-
 use crate::cargo::{self, Workspace};
 use crate::error::{Error, Result};
+use crate::totals::Totals;
 use crate::{cache, output, process};
-use jobs::{Account, Payload};
+use jobs::Payload;
 use kernel::Kernel;
 use qemu::{Disk, Emulator};
-use report::{Reader, Shown};
-use tags::Tagged;
+use report::{Kind, Reader, Shown};
+use select::{Account, Item};
 
 /// Size of the data disk; the file is sparse.
 const DATA_SIZE_BYTES: u64 = 16 << 30;
+
+/// Folder of the running emulator, beside the data disk.
+const RUN_FOLDER: &str = "run";
 
 /// What to run in the emulated host.
 #[derive(Debug, clap::Args)]
@@ -44,8 +47,9 @@ pub struct Options {
     /// Run only tests of this package (may be repeated) [default: all that ask for it in their manifest]
     #[arg(short, long = "package", value_name = "PACKAGE")]
     packages: Vec<String>,
-    /// Run this script as an ordinary user, instead of tests; its exit code is returned
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["filter", "packages", "shell"])]
+    /// Run this script as an ordinary user, instead of tests; its exit code is returned. With
+    /// --shell: run it before the shell, on the same terminal
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["filter", "packages"])]
     script: Option<PathBuf>,
     /// Run a shell on this terminal as an ordinary user, instead of tests
     #[arg(long, conflicts_with_all = ["filter", "packages"])]
@@ -68,6 +72,30 @@ pub struct Options {
     /// Print the emulated host's serial console at the end
     #[arg(short, long)]
     verbose: bool,
+    /// Variables for what runs inside, besides the usual ones.
+    #[arg(skip)]
+    environment: &'static [(&'static str, &'static str)],
+}
+
+impl Options {
+    /// The options that these arguments mean, with variables for what runs inside.
+    ///
+    /// # Panics
+    ///
+    /// If the arguments are not valid: they are written in this program.
+    pub fn of(arguments: &[&str], environment: &'static [(&'static str, &'static str)]) -> Self {
+        #[derive(clap::Parser)]
+        #[command(no_binary_name = true)]
+        struct Line {
+            #[command(flatten)]
+            options: Options,
+        }
+        let line = <Line as clap::Parser>::parse_from(arguments);
+        Self {
+            environment,
+            ..line.options
+        }
+    }
 }
 
 /// How a run ended.
@@ -79,7 +107,7 @@ pub enum Outcome {
 }
 
 /// What every run needs.
-struct Host {
+pub struct Host {
     kernel: Kernel,
     initrd: PathBuf,
     root: PathBuf,
@@ -95,17 +123,20 @@ pub fn run(options: &Options) -> Result<Outcome> {
     let mut payload = Payload::begin(host.folder.join("data"))?;
     let needs_smolvm = if options.shell || options.script.is_some() {
         if let Some(script) = &options.script {
-            payload.add_script("script", script, Account::User)?;
+            payload.add(&script_item(script), None)?;
         }
         !options.bare
     } else {
-        add_tests(&workspace, options, &mut payload)?
+        let filter = options.filter.as_deref();
+        let items = select::select(&workspace, &options.packages, filter)?;
+        for item in &items {
+            payload.add(item, filter)?;
+        }
+        items.iter().any(|item| item.smolvm)
     };
     if needs_smolvm {
-        let smolvm = cargo::build_smolvm(&workspace)?;
-        payload.add_smolvm(&smolvm)?;
-        let home = payload.folder.join("home");
-        home::prepare(&smolvm, &host.kernel, &host.cache_folder, &home)?;
+        payload.add_smolvm(&cargo::build_smolvm(&workspace)?)?;
+        host.prepare_home(&payload.folder.join("bin/smolvm"))?;
     }
     if options.shell {
         return host.shell(options, &payload).map(|()| Outcome::Code(0));
@@ -127,73 +158,19 @@ pub fn run(options: &Options) -> Result<Outcome> {
     Ok(Outcome::Tests(totals))
 }
 
-/// Adds the tests of tagged packages; returns whether one of them needs smolvm.
-fn add_tests(workspace: &Workspace, options: &Options, payload: &mut Payload) -> Result<bool> {
-    let tagged = tags::read(workspace, &options.packages)?;
-    let names: Vec<&str> = tagged
-        .iter()
-        .filter(|found| !found.section.tests.is_empty() || !found.section.root_tests.is_empty())
-        .map(|found| found.package.name.as_str())
-        .collect();
-    let executables = if names.is_empty() {
-        Vec::new()
-    } else {
-        cargo::build_tests(workspace, &names)?
-    };
-    let filter = options.filter.as_deref();
-    let mut needs_smolvm = false;
-    for found in &tagged {
-        let before = payload.jobs.len();
-        let package = &found.package.name;
-        for executable in executables.iter().filter(|built| built.package == *package) {
-            let target = if executable.target.is("test") {
-                executable.target.name.as_str()
-            } else if executable.target.is("lib") {
-                "lib"
-            } else {
-                continue;
-            };
-            let name = format!("{package}::{target}");
-            for (list, account) in [
-                (&found.section.tests, Account::User),
-                (&found.section.root_tests, Account::Root),
-            ] {
-                if list.iter().any(|listed| listed == target) {
-                    payload.add_tests(&name, &executable.path, account, filter)?;
-                }
-            }
-        }
-        add_scripts(found, filter, payload)?;
-        needs_smolvm |= found.section.smolvm && payload.jobs.len() > before;
+fn script_item(script: &Path) -> Item {
+    Item {
+        name: "script".to_owned(),
+        path: script.to_owned(),
+        kind: Kind::Script,
+        account: Account::User,
+        smolvm: true,
     }
-    Ok(needs_smolvm)
-}
-
-fn add_scripts(found: &Tagged<'_>, filter: Option<&str>, payload: &mut Payload) -> Result<()> {
-    let Some(folder) = &found.section.scripts else {
-        return Ok(());
-    };
-    let folder = found.package.manifest_path.with_file_name("").join(folder);
-    let mut scripts = Vec::new();
-    for entry in fs::read_dir(&folder).map_err(Error::file("read", &folder))? {
-        let path = entry.map_err(Error::file("read", &folder))?.path();
-        if path.extension().is_some_and(|extension| extension == "sh") {
-            scripts.push(path);
-        }
-    }
-    scripts.sort();
-    for script in scripts {
-        let stem = script.file_stem().unwrap_or_default().to_string_lossy();
-        let name = format!("{}::script::{stem}", found.package.name);
-        if filter.is_none_or(|filter| name.contains(filter)) {
-            payload.add_script(&name, &script, Account::User)?;
-        }
-    }
-    Ok(())
 }
 
 impl Host {
-    fn prepare(workspace: &Workspace) -> Result<Self> {
+    /// Fetches or builds what is missing, and takes the lock of this working copy.
+    pub fn prepare(workspace: &Workspace) -> Result<Self> {
         let folder = workspace.target_folder.join("vmtest");
         fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
         let lock = lock(&folder.join("lock"))?;
@@ -201,7 +178,7 @@ impl Host {
         let kernel = Kernel::fetch(&cache_folder)?;
         let initrd = folder.join("initrd");
         fs::write(&initrd, initrd::build(&kernel)?).map_err(Error::file("write", &initrd))?;
-        let root = root::fetch(&cache_folder, &kernel, &initrd)?;
+        let root = root::fetch(&cache_folder, &kernel, &initrd, &folder.join(RUN_FOLDER))?;
         Ok(Self {
             kernel,
             initrd,
@@ -212,12 +189,20 @@ impl Host {
         })
     }
 
+    /// Makes `$SMOLVM_HOME` ready for this smolvm and returns where it is.
+    pub fn prepare_home(&self, smolvm: &Path) -> Result<PathBuf> {
+        let home = self.folder.join("data/home");
+        home::prepare(smolvm, &self.kernel, &self.cache_folder, &home)?;
+        Ok(home)
+    }
+
     fn run(&self, options: &Options, payload: &Payload) -> Result<Reader> {
         let token = token();
         payload.settings(&[
             ("token", &token),
             ("shell", "no"),
             ("job_timeout", &options.job_timeout.to_string()),
+            ("variables", &variables(options)),
         ])?;
         let jobs = payload
             .jobs
@@ -250,9 +235,16 @@ impl Host {
 
     fn shell(&self, options: &Options, payload: &Payload) -> Result<()> {
         let size = rustix::termios::tcgetwinsize(std::io::stdin());
-        let (rows, columns) = size.map_or((24, 80), |size| (size.ws_row, size.ws_col));
+        let (rows, columns) = size
+            .map(|size| (size.ws_row, size.ws_col))
+            .ok()
+            .filter(|(rows, columns)| *rows > 0 && *columns > 0)
+            .unwrap_or((24, 80));
+        let first = payload.jobs.first().map_or("", |job| job.id.as_str());
         payload.settings(&[
             ("shell", "yes"),
+            ("first", first),
+            ("variables", &variables(options)),
             ("rows", &rows.to_string()),
             ("columns", &columns.to_string()),
             (
@@ -280,8 +272,18 @@ impl Host {
             cpus: options.cpus,
             memory_mib: options.mem,
             disks: &disks,
+            folder: &self.folder.join(RUN_FOLDER),
         })
     }
+}
+
+/// Words `NAME=VALUE` for `inside.sh`.
+fn variables(options: &Options) -> String {
+    let words = options
+        .environment
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"));
+    words.collect::<Vec<_>>().join(" ")
 }
 
 fn show(parts: Vec<Shown>) {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::tsc;
 use crate::error::{Error, Result};
-use crate::process;
+use crate::{cache, process};
 
 /// How long QEMU may take to exit after the emulated host has said all it had to say.
 const EXIT_GRACE: Duration = Duration::from_secs(60);
@@ -37,6 +37,9 @@ pub struct Emulator<'a> {
     pub memory_mib: u32,
     /// The disks, `/dev/vda` first.
     pub disks: &'a [Disk<'a>],
+    /// A folder of its own for the console's text and for writes that are dropped at the end;
+    /// emptied at the start.
+    pub folder: &'a Path,
 }
 
 /// Where the emulated host's virtio port leads.
@@ -56,8 +59,7 @@ impl Emulator<'_> {
     /// Runs to the end, handing on what comes out of the virtio port as it comes; returns the
     /// serial console's text.
     pub fn run(&self, limit: Duration, mut received: impl FnMut(&[u8])) -> Result<String> {
-        let folder = temporary_folder()?;
-        let mut command = self.command(folder.path(), &Port::Piped)?;
+        let mut command = self.command(&Port::Piped)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut running = Running::start(&mut command)?;
         let deadline = Instant::now() + limit;
@@ -70,7 +72,7 @@ impl Emulator<'_> {
             }
         };
         drop(running);
-        let console = read_console(folder.path());
+        let console = read_console(self.folder);
         if in_time {
             return Ok(console);
         }
@@ -82,8 +84,7 @@ impl Emulator<'_> {
 
     /// Runs with the terminal connected to the emulated host's `/dev/hvc0`.
     pub fn run_on_terminal(&self) -> Result<()> {
-        let folder = temporary_folder()?;
-        let mut command = self.command(folder.path(), &Port::Terminal)?;
+        let mut command = self.command(&Port::Terminal)?;
         let mut running = Running::start(&mut command)?;
         let status = running
             .child
@@ -95,11 +96,14 @@ impl Emulator<'_> {
         Err(Error::Program {
             program: process::shown(&command),
             status,
-            output: read_console(folder.path()),
+            output: read_console(self.folder),
         })
     }
 
-    fn command(&self, folder: &Path, port: &Port) -> Result<Command> {
+    fn command(&self, port: &Port) -> Result<Command> {
+        let folder = self.folder;
+        cache::remove(folder)?;
+        fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
         // QEMU dies with this program, however that ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
@@ -132,27 +136,24 @@ impl Emulator<'_> {
         });
         // Where QEMU puts the writes that are dropped at the end.
         command.env("TMPDIR", folder);
-        // It warns about features of the processor model that TCG lacks.
         let messages = folder.join("messages");
         command.stderr(fs::File::create(&messages).map_err(Error::file("create", &messages))?);
         Ok(command)
     }
 }
 
-fn temporary_folder() -> Result<tempfile::TempDir> {
-    // Not /tmp: dropped writes can be large and /tmp is often memory.
-    let parent = Path::new("/var/tmp");
-    tempfile::Builder::new()
-        .prefix("smolvm-vmtest-")
-        .tempdir_in(parent)
-        .map_err(Error::file("create a folder in", parent))
-}
-
 /// What QEMU itself said and then the serial console; a missing file says nothing.
 fn read_console(folder: &Path) -> String {
-    let mut bytes = fs::read(folder.join("messages")).unwrap_or_default();
-    bytes.extend(fs::read(folder.join("console")).unwrap_or_default());
-    String::from_utf8_lossy(&bytes).replace('\r', "")
+    let text = |name: &str| {
+        let bytes = fs::read(folder.join(name)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).replace('\r', "")
+    };
+    // It warns at every start about features of the processor model that TCG lacks.
+    let messages: String = text("messages")
+        .split_inclusive('\n')
+        .filter(|line| !line.contains("TCG doesn't support requested feature"))
+        .collect();
+    messages + &text("console")
 }
 
 /// A QEMU process that is killed when this value goes.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::totals::{HarnessCounter, Totals};
+
 /// How a job tells its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -9,82 +11,6 @@ pub enum Kind {
     Harness,
     /// The exit code alone; reported as one test.
     Script,
-}
-
-/// Numbers of tests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Passed tests.
-    pub passed: u64,
-    /// Failed tests, and jobs that did not end as they should.
-    pub failed: u64,
-    /// Tests that were ignored, or said that they cannot run here.
-    pub skipped: u64,
-}
-
-impl Totals {
-    /// Adds other numbers to these.
-    pub fn add(&mut self, other: Self) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-        self.skipped += other.skipped;
-    }
-}
-
-impl std::fmt::Display for Totals {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            passed,
-            failed,
-            skipped,
-        } = self;
-        write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
-    }
-}
-
-/// A line by which a test says that it cannot run here; it goes to standard error itself, past
-/// the harness's capture, and the test then passes.
-pub const SKIP_PREFIX: &str = "skipped: ";
-
-/// Counts what Rust's test harness prints, line by line.
-#[derive(Debug, Default)]
-pub struct HarnessCounter {
-    totals: Totals,
-    said_skipped: u64,
-}
-
-impl HarnessCounter {
-    /// Takes one line of output.
-    pub fn line(&mut self, line: &str) {
-        // The harness may have begun a line ("test x ... ") that the test then continued.
-        if line.contains(SKIP_PREFIX) {
-            self.said_skipped += 1;
-        }
-        let Some(result) = line.trim().strip_prefix("test result: ") else {
-            return;
-        };
-        let number = |name: &str| -> u64 {
-            result
-                .split([';', '.'])
-                .find_map(|part| part.trim().strip_suffix(name)?.trim().parse().ok())
-                .unwrap_or(0)
-        };
-        self.totals.add(Totals {
-            passed: number("passed"),
-            failed: number("failed"),
-            skipped: number("ignored"),
-        });
-    }
-
-    /// The numbers so far.
-    pub fn totals(&self) -> Totals {
-        let skipped = self.said_skipped.min(self.totals.passed);
-        Totals {
-            passed: self.totals.passed - skipped,
-            failed: self.totals.failed,
-            skipped: self.totals.skipped + skipped,
-        }
-    }
 }
 
 /// What the reader of the stream shall show.
@@ -311,7 +237,7 @@ mod tests {
         )
     }
 
-    const STREAM: &[u8] = b"\n@@t start 1\nrunning 4 tests\ntest a ... skipped: no KVM\nok\n\
+    const STREAM: &[u8] = b"\n@@t start 1\nrunning 4 tests\ntest a ... \nskipped: a: no KVM\nok\n\
         test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out\n\
         \n@@t done 1 101\n\n@@t start 2\nno newline\n@@t done 2 0\n\n@@t left 2\n\n@@t end\n";
 

@@ -28,7 +28,12 @@ const FILL_LIMIT: Duration = Duration::from_secs(600);
 ///
 /// Owners and modes of a Debian tree need root to be written, so the emulated host unpacks the
 /// archive itself: nothing here needs privilege but what mmdebstrap asks for.
-pub fn fetch(cache_folder: &Path, kernel: &Kernel, initrd: &Path) -> Result<PathBuf> {
+pub fn fetch(
+    cache_folder: &Path,
+    kernel: &Kernel,
+    initrd: &Path,
+    run_folder: &Path,
+) -> Result<PathBuf> {
     let suite = suite();
     let name = format!("root-{suite}-v{VERSION}");
     let archive = cache::entry(cache_folder, &format!("{name}.tar"), |path| {
@@ -37,7 +42,7 @@ pub fn fetch(cache_folder: &Path, kernel: &Kernel, initrd: &Path) -> Result<Path
     cache::entry(cache_folder, &format!("{name}.img"), |path| {
         output::note("unpacking the emulated host's root file system (once)");
         disk::format(path, SIZE_BYTES, None)?;
-        fill(kernel, initrd, path, &archive)
+        fill(kernel, initrd, path, &archive, run_folder)
     })
 }
 
@@ -83,13 +88,14 @@ fn debootstrap(suite: &str, path: &Path) -> Result<()> {
     })
 }
 
-fn fill(kernel: &Kernel, initrd: &Path, image: &Path, archive: &Path) -> Result<()> {
+fn fill(kernel: &Kernel, initrd: &Path, image: &Path, archive: &Path, folder: &Path) -> Result<()> {
     let emulator = Emulator {
         kernel: &kernel.image,
         initrd,
         mode: "fill",
         cpus: 1,
         memory_mib: 1024,
+        folder,
         disks: &[
             Disk {
                 path: image,

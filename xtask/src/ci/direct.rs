@@ -1,0 +1,172 @@
+//! Steps that use the real `smolvm` on this host itself: examples, and the end-to-end tests on
+//! the software CPU.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Options, cargo_command, stream};
+use crate::cargo::{self, Workspace};
+use crate::error::{Error, Result};
+use crate::totals::Totals;
+use crate::vmtest::Host;
+use crate::vmtest::report::Kind;
+use crate::vmtest::select::{self, Account, Item};
+use crate::{output, process};
+
+/// One executable or script that hangs is ended after this time.
+const JOB_LIMIT_SECONDS: u32 = 900;
+
+/// Debian's account that owns nothing; tests run as it where this program is root.
+const NOBODY: &str = "65534";
+
+/// Runs each example; one that cannot run here says so and counts as skipped.
+pub fn examples(workspace: &Workspace, _options: &Options) -> Result<Totals> {
+    let names: Vec<&str> = workspace
+        .packages
+        .iter()
+        .filter(|package| package.name == "examples")
+        .flat_map(|package| &package.targets)
+        .filter(|target| target.is("example"))
+        .map(|target| target.name.as_str())
+        .collect();
+    let mut totals = Totals::default();
+    if names.is_empty() {
+        return Ok(totals);
+    }
+    let place = Place::prepare(workspace)?;
+    for name in names {
+        let arguments = ["run", "--quiet", "-p", "examples", "--example", name];
+        let mut command = cargo_command(workspace, &arguments);
+        command.envs(place.environment());
+        let mut skipped = false;
+        let status = stream::run(command, |line| {
+            skipped |= line.starts_with(crate::totals::SKIP_PREFIX);
+        })?;
+        let result = match (status.success(), skipped) {
+            (true, true) => Totals {
+                skipped: 1,
+                ..Totals::default()
+            },
+            (passed, _) => Totals::one(passed),
+        };
+        output::line(format_args!("example {name}: {result}"));
+        totals.add(result);
+    }
+    Ok(totals)
+}
+
+/// Runs every test that needs `smolvm` as an ordinary user on the software CPU.
+pub fn end_to_end(workspace: &Workspace, options: &Options) -> Result<Totals> {
+    let items: Vec<Item> = select::select(workspace, &[], None)?
+        .into_iter()
+        .filter(|item| item.smolvm && item.account == Account::User)
+        .collect();
+    let mut totals = Totals::default();
+    if items.is_empty() {
+        return Ok(totals);
+    }
+    let place = Place::prepare(workspace)?;
+    for item in &items {
+        totals.add(place.run(item, options)?);
+    }
+    Ok(totals)
+}
+
+/// A folder that an ordinary user may use, with `smolvm` and a home in it.
+struct Place {
+    folder: tempfile::TempDir,
+    as_nobody: bool,
+}
+
+impl Place {
+    fn prepare(workspace: &Workspace) -> Result<Self> {
+        let smolvm = cargo::build_smolvm(workspace)?;
+        let home = Host::prepare(workspace)?.prepare_home(&smolvm)?;
+        // Not below the repository, which may be closed to other users; not /tmp, which may be
+        // memory.
+        let parent = Path::new("/var/tmp");
+        let folder = tempfile::Builder::new()
+            .prefix("smolvm-test-")
+            .tempdir_in(parent)
+            .map_err(Error::file("create a folder in", parent))?;
+        let place = Self {
+            folder,
+            as_nobody: rustix::process::geteuid().is_root(),
+        };
+        for name in ["bin", "tmp"] {
+            let path = place.path(name);
+            fs::create_dir(&path).map_err(Error::file("create", &path))?;
+        }
+        let binary = place.path("bin/smolvm");
+        fs::copy(&smolvm, &binary).map_err(Error::file("copy", &smolvm))?;
+        let copied = place.path("home");
+        process::capture(Command::new("cp").arg("-a").arg(&home).arg(&copied))?;
+        place.give_away()?;
+        Ok(place)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Gives everything in the folder to the account that runs the tests.
+    fn give_away(&self) -> Result<()> {
+        if !self.as_nobody {
+            return Ok(());
+        }
+        let owner = format!("{NOBODY}:{NOBODY}");
+        process::capture(
+            Command::new("chown")
+                .args(["-R", &owner])
+                .arg(self.folder.path()),
+        )
+        .map(drop)
+    }
+
+    fn environment(&self) -> Vec<(&'static str, PathBuf)> {
+        vec![
+            ("SMOLVM", self.path("bin/smolvm")),
+            ("SMOLVM_HOME", self.path("home")),
+            ("SMOLVM_BACKEND", PathBuf::from("soft")),
+            ("HOME", self.path("tmp")),
+            ("TMPDIR", self.path("tmp")),
+        ]
+    }
+
+    fn run(&self, item: &Item, options: &Options) -> Result<Totals> {
+        let program = self
+            .path("bin")
+            .join(item.path.file_name().unwrap_or_default());
+        fs::copy(&item.path, &program).map_err(Error::file("copy", &item.path))?;
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=10", &JOB_LIMIT_SECONDS.to_string()]);
+        if self.as_nobody {
+            self.give_away()?;
+            command.args([
+                "setpriv",
+                "--reuid",
+                NOBODY,
+                "--regid",
+                NOBODY,
+                "--clear-groups",
+            ]);
+        }
+        command.arg(&program);
+        command.envs(self.environment());
+        command.envs(options.environment().iter().copied());
+        command.current_dir(self.path("tmp"));
+        match item.kind {
+            Kind::Harness => {
+                command.arg("--test-threads=1");
+                stream::harness(command)
+            }
+            Kind::Script => {
+                let status = stream::run(command, |_| {})?;
+                let word = if status.success() { "ok" } else { "FAILED" };
+                output::line(format_args!("test {} ... {word}", item.name));
+                Ok(Totals::one(status.success()))
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What of the workspace runs in the emulated host: test executables and scripts.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::report::Kind;
+use super::tags::{self, Tagged};
+use crate::cargo::{self, TestExecutable, Workspace};
+use crate::error::{Error, Result};
+
+/// Who runs something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Account {
+    /// An ordinary user, in group kvm.
+    User,
+    /// The superuser.
+    Root,
+}
+
+/// One executable or script.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// The name to show.
+    pub name: String,
+    /// The file.
+    pub path: PathBuf,
+    /// How it tells its result.
+    pub kind: Kind,
+    /// Who runs it.
+    pub account: Account,
+    /// Whether it needs `$SMOLVM` and a prepared `$SMOLVM_HOME`.
+    pub smolvm: bool,
+}
+
+/// Builds and lists what the tagged packages (or those of them that are named) run; scripts are
+/// listed if their name contains the filter, executables filter for themselves.
+pub fn select(
+    workspace: &Workspace,
+    packages: &[String],
+    filter: Option<&str>,
+) -> Result<Vec<Item>> {
+    let tagged = tags::read(workspace, packages)?;
+    let names: Vec<&str> = tagged
+        .iter()
+        .filter(|found| !found.section.tests.is_empty() || !found.section.root_tests.is_empty())
+        .map(|found| found.package.name.as_str())
+        .collect();
+    let executables = if names.is_empty() {
+        Vec::new()
+    } else {
+        cargo::build_tests(workspace, &names)?
+    };
+    let mut items = Vec::new();
+    for found in &tagged {
+        for executable in &executables {
+            if executable.package == found.package.name {
+                add_tests(found, executable, &mut items);
+            }
+        }
+        add_scripts(found, filter, &mut items)?;
+    }
+    Ok(items)
+}
+
+fn add_tests(found: &Tagged<'_>, executable: &TestExecutable, items: &mut Vec<Item>) {
+    let target = if executable.target.is("test") {
+        executable.target.name.as_str()
+    } else if executable.target.is("lib") {
+        "lib"
+    } else {
+        return;
+    };
+    for (list, account) in [
+        (&found.section.tests, Account::User),
+        (&found.section.root_tests, Account::Root),
+    ] {
+        if list.iter().any(|listed| listed == target) {
+            items.push(Item {
+                name: format!("{}::{target}", found.package.name),
+                path: executable.path.clone(),
+                kind: Kind::Harness,
+                account,
+                smolvm: found.section.smolvm,
+            });
+        }
+    }
+}
+
+fn add_scripts(found: &Tagged<'_>, filter: Option<&str>, items: &mut Vec<Item>) -> Result<()> {
+    let Some(folder) = &found.section.scripts else {
+        return Ok(());
+    };
+    let folder = found.package.manifest_path.with_file_name("").join(folder);
+    let mut scripts = Vec::new();
+    for entry in fs::read_dir(&folder).map_err(Error::file("read", &folder))? {
+        let path = entry.map_err(Error::file("read", &folder))?.path();
+        if path.extension().is_some_and(|extension| extension == "sh") {
+            scripts.push(path);
+        }
+    }
+    scripts.sort();
+    for path in scripts {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let name = format!("{}::script::{stem}", found.package.name);
+        if filter.is_none_or(|filter| name.contains(filter)) {
+            items.push(Item {
+                name,
+                path,
+                kind: Kind::Script,
+                account: Account::User,
+                smolvm: found.section.smolvm,
+            });
+        }
+    }
+    Ok(())
+}
