@@ -38,6 +38,8 @@
 
 pub mod f80;
 pub mod image;
+pub mod num;
+pub mod round;
 pub mod x87;
 
 use f80::F80;

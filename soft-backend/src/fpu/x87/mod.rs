@@ -3,9 +3,15 @@
 //! [`lookup`] gives the operand shape and the function of one instruction; see [`crate::fpu`] for
 //! the calling rules. `i` is the register index from [`st_index`].
 
+mod arith;
+mod compare;
 mod control;
+mod convert;
 mod env;
+mod partial;
+mod stack;
 mod table;
+mod transfer;
 
 use super::FpState;
 use iced_x86::{Instruction, OpKind, Register};
@@ -46,8 +52,8 @@ pub type RegFn = fn(&mut FpState, i: u8);
 pub type LoadFn = fn(&mut FpState, value: u128);
 /// Yields the bytes to store; `None`: an unmasked exception suppressed the store.
 pub type StoreFn = fn(&mut FpState) -> Option<u128>;
-/// Yields the new OF, SF, ZF, AF, PF, CF; `None`: they stay.
-pub type FlagsFn = fn(&mut FpState, i: u8) -> Option<u32>;
+/// Yields the new OF, SF, ZF, AF, PF, CF.
+pub type FlagsFn = fn(&mut FpState, i: u8) -> u32;
 /// Moves if the condition holds in the given RFLAGS.
 pub type CondMoveFn = fn(&mut FpState, i: u8, rflags: u64);
 
