@@ -106,6 +106,18 @@ pub struct SimdHandler {
     pub mmx: bool,
 }
 
+mod crc;
+mod float;
+mod integer;
+mod lane;
+mod lanes;
+mod scalar;
+mod shuffle;
+mod strings;
 mod table;
+mod table_float;
+mod table_integer;
+mod table_move;
 
+pub use crc::crc32c;
 pub use table::lookup;
