@@ -80,12 +80,15 @@ pub(crate) enum State {
     Pending = 4,
     /// Recorded tentative by an earlier opening: its data says whether it is present.
     Unverified = 5,
-    /// Recorded zero, but the data region still holds old bytes, to be punched by a flush.
+    /// Recorded zero over tentative, perhaps not durably; the data region still holds what was
+    /// discarded, to be punched by a flush.
     ZeroStale = 6,
+    /// As `ZeroStale`, but a flush is just making the entry durable.
+    ZeroSettling = 7,
 }
 
 impl State {
-    /// The state of the low four bits; there is no eighth state.
+    /// The state of the low three bits.
     pub(crate) fn from_bits(bits: u8) -> Self {
         match bits & 7 {
             0 => Self::Absent,
@@ -94,7 +97,8 @@ impl State {
             3 => Self::Firm,
             4 => Self::Pending,
             5 => Self::Unverified,
-            _ => Self::ZeroStale,
+            6 => Self::ZeroStale,
+            _ => Self::ZeroSettling,
         }
     }
 
@@ -112,7 +116,7 @@ impl State {
     pub(crate) fn recorded(self) -> MapEntry {
         match self {
             Self::Absent => MapEntry::Absent,
-            Self::Zero | Self::ZeroStale => MapEntry::Zero,
+            Self::Zero | Self::ZeroStale | Self::ZeroSettling => MapEntry::Zero,
             Self::Tentative | Self::Pending | Self::Unverified => MapEntry::Tentative,
             Self::Firm => MapEntry::Firm,
         }
@@ -122,7 +126,7 @@ impl State {
     pub(crate) fn source(self) -> Source {
         match self {
             Self::Absent | Self::Pending => Source::Below,
-            Self::Zero | Self::ZeroStale => Source::Zero,
+            Self::Zero | Self::ZeroStale | Self::ZeroSettling => Source::Zero,
             Self::Tentative | Self::Firm => Source::Data,
             Self::Unverified => Source::Unverified,
         }
@@ -171,7 +175,7 @@ mod tests {
 
     #[test]
     fn states_survive_their_bits() {
-        for bits in 0..7u8 {
+        for bits in 0..8u8 {
             assert_eq!(State::from_bits(bits) as u8, bits);
         }
         for bits in 0..4u8 {

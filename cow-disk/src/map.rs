@@ -184,7 +184,7 @@ mod tests {
     proptest! {
         #[test]
         fn equals_a_vector(
-            ops in prop::collection::vec((0u64..40_000, 0u64..20_000, 0u8..7), 1..20),
+            ops in prop::collection::vec((0u64..40_000, 0u64..20_000, 0u8..8), 1..20),
             at in 0u64..40_000,
         ) {
             let map = AllocationMap::new(40_000);

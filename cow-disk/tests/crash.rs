@@ -297,7 +297,7 @@ fn life() -> impl Strategy<Value = Life> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     /// Several lives in a row: what one crash leaves behind must not show after the next.
     #[test]

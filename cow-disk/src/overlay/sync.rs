@@ -23,16 +23,23 @@ impl Overlay {
         if *synced >= changes {
             return Ok(());
         }
+        if self.is_sealed() {
+            // What was discarded stays where it is: nobody will write over its entries.
+            self.sync_or_poison()?;
+            *synced = changes;
+            return Ok(());
+        }
         let stale = self.take_stale();
+        stale.iter().for_each(|range| self.settle(range));
         self.sync_or_poison()?;
         // Only now that the map durably says "zero" may the bytes go: a hole under an entry
         // "tentative" would bring back what lies below. And they must be durably gone before this
-        // flush is answered: a later write makes the entry "firm", perhaps before its own bytes
-        // are durable, and the old ones must not show then.
-        if !stale.is_empty() && !self.is_sealed() {
-            if let Err(source) = stale.iter().try_for_each(|range| self.punch_stale(range)) {
+        // flush is answered: a later write changes the entry, perhaps durably before its own bytes
+        // are, and the old ones must not show then.
+        if !stale.is_empty() {
+            if let Err(source) = stale.iter().try_for_each(|range| self.punch_settled(range)) {
                 let offset_bytes = stale[0].start * GRANULE_BYTES;
-                stale.into_iter().for_each(|range| self.add_stale(range));
+                stale.into_iter().for_each(|range| self.unsettle(range));
                 return Err(DiskError::Write {
                     offset_bytes,
                     source,
@@ -71,19 +78,41 @@ impl Overlay {
         std::mem::take(&mut self.stale.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Punches what is still `ZeroStale` in the range.
-    fn punch_stale(&self, range: &GranuleRange) -> io::Result<()> {
+    /// Marks the granules that are stale now: the sync that follows covers their entries. One that
+    /// is written and discarded again during the sync is not among them.
+    fn settle(&self, range: &GranuleRange) {
+        self.change_state(range.clone(), State::ZeroStale, State::ZeroSettling);
+    }
+
+    /// After a punch that failed: the rest is as stale as before.
+    fn unsettle(&self, range: GranuleRange) {
+        self.change_state(range.clone(), State::ZeroSettling, State::ZeroStale);
+        self.add_stale(range);
+    }
+
+    /// Gives the granules of a range that are in one state another one.
+    fn change_state(&self, range: GranuleRange, from: State, to: State) {
         let _guard = self.requests.lock(range.clone());
         let mut at = range.start;
         while at < range.end {
             let (state, end) = self.map.run(at..range.end);
-            if state == State::ZeroStale {
-                self.punch(at..end)?;
-                self.map.set(at..end, State::Zero);
+            if state == from {
+                self.map.set(at..end, to);
             }
             at = end;
         }
-        Ok(())
+    }
+
+    /// Punches what a sync has settled and nobody wrote since.
+    fn punch_settled(&self, range: &GranuleRange) -> io::Result<()> {
+        let _guard = self.requests.lock(range.clone());
+        self.for_runs(range.clone(), |run, state| {
+            if state == State::ZeroSettling {
+                self.punch(run.clone())?;
+                self.map.set(run, State::Zero);
+            }
+            Ok(())
+        })
     }
 
     pub(super) fn punch(&self, range: GranuleRange) -> io::Result<()> {
@@ -106,14 +135,8 @@ impl Overlay {
             }
             self.file.sync_data().map_err(io_error("sync"))?;
         }
-        let whole = 0..self.map.granules();
-        self.for_runs(whole, |run, state| {
-            if state == State::ZeroStale {
-                self.map.set(run, State::Zero);
-            }
-            Ok(())
-        })
-        .map_err(io_error("read the map of"))
+        self.change_state(0..self.map.granules(), State::ZeroStale, State::Zero);
+        Ok(())
     }
 
     /// Granules recorded absent or zero under which the file stores something.

@@ -131,7 +131,7 @@ impl Overlay {
                 whole[within..within + part.len()].fill(0);
                 is_zero(&whole)
             }
-            State::Zero | State::ZeroStale => true,
+            State::Zero | State::ZeroStale | State::ZeroSettling => true,
             State::Absent | State::Pending | State::Unverified => {
                 below(start, &mut whole)?;
                 true
@@ -200,13 +200,19 @@ impl Overlay {
             self.undo_write(range);
             return Err(error);
         }
-        // Zero granules: the bytes come first. Under "firm" whatever is there shows.
+        // Zero granules: the bytes come first. Under the new entry whatever is there shows.
         self.for_runs(range.clone(), |run, state| match state {
             State::Pending | State::Unverified => {
                 self.map.set(run, State::Tentative);
                 Ok(())
             }
-            State::Zero | State::ZeroStale => self.record(run, MapEntry::Firm, State::Firm),
+            // The entry may be durable: to fall back to what lies below would be wrong.
+            State::Zero => self.record(run, MapEntry::Firm, State::Firm),
+            // The durable entry may still be the tentative one from before the discard: the
+            // granule must go on being "never all zero", which a firm one need not.
+            State::ZeroStale | State::ZeroSettling => {
+                self.record(run, MapEntry::Tentative, State::Tentative)
+            }
             _ => Ok(()),
         })
         .inspect_err(|_| self.undo_write(range))
@@ -215,12 +221,7 @@ impl Overlay {
     /// After a failed write: what was absent or zero is so again.
     fn undo_write(&self, range: GranuleRange) {
         let undone = self.for_runs(range, |run, state| match state {
-            State::Pending => self.punch(run),
-            State::Zero => {
-                self.map.set(run.clone(), State::ZeroStale);
-                self.add_stale(run);
-                Ok(())
-            }
+            State::Pending | State::Zero => self.punch(run),
             _ => Ok(()),
         });
         if undone.is_err() {
@@ -232,7 +233,7 @@ impl Overlay {
     fn zero_granules(&self, range: GranuleRange) -> Result<(), DiskError> {
         let offset_bytes = range.start * GRANULE_BYTES;
         self.for_runs(range, |run, state| match state {
-            State::Zero | State::ZeroStale => Ok(()),
+            State::Zero | State::ZeroStale | State::ZeroSettling => Ok(()),
             // Its data region is a hole.
             State::Absent => self.record(run, MapEntry::Zero, State::Zero),
             // Its bytes stay until the entry is durable; a flush punches them.
@@ -241,7 +242,8 @@ impl Overlay {
                 self.add_stale(run);
                 Ok(())
             }
-            // Reads as zero whether the hole or the entry survives a crash.
+            // Every entry that may be durable, but one that no flush covered, reads the hole as
+            // zero.
             State::Firm => self.punch(run),
         })
         .map_err(write_error(offset_bytes))
