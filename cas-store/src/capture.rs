@@ -229,7 +229,8 @@ impl Capture {
     }
 
     /// Keeps a point whose chunks are `ids` within `max_packs` packs (see [`MAX_PACKS_PER_POINT`]): if they lie in more,
-    /// the chunks in the packs that hold the fewest of them are stored again. Returns the bytes so written.
+    /// the chunks in the packs that hold the fewest of them are stored again. Returns the bytes so written. To be called
+    /// last before [`Self::seal`].
     ///
     /// # Errors
     /// A chunk is missing or damaged, or a write fails.
@@ -245,20 +246,24 @@ impl Capture {
                 .ok_or(ReadError::NotFound { chunk: *id })?;
             per_pack.entry(info.pack).or_default().push(*id);
         }
-        let before = self.sink.written_bytes();
-        // One place is kept for the new pack.
-        let keep = max_packs.clamp(1, MAX_PACKS_PER_POINT) - 1;
-        if per_pack.len() <= keep {
+        let written_before = self.sink.written_bytes();
+        let new_packs = self.sink.packs();
+        let max_packs = max_packs.clamp(1, MAX_PACKS_PER_POINT);
+        if per_pack.len() + new_packs <= max_packs {
             return Ok(0);
         }
-        let mut packs: Vec<_> = per_pack.into_values().collect();
-        packs.sort_unstable_by_key(|chunks| std::cmp::Reverse(chunks.len()));
+        let mut packs: Vec<_> = per_pack.into_iter().collect();
+        packs.sort_unstable_by_key(|(_, chunks)| std::cmp::Reverse(chunks.len()));
+        let dropped = packs.split_off(max_packs.saturating_sub(new_packs.max(1)).min(packs.len()));
+        // Who publishes the point must find each chunk in the packs that stay.
+        self.known
+            .prioritize(&packs.iter().map(|(id, _)| *id).collect::<Vec<_>>());
         let mut stored = Vec::new();
-        for id in packs[keep..].iter().flatten() {
+        for id in dropped.iter().flat_map(|(_, chunks)| chunks) {
             let entry = self.known.get_stored(id, &mut stored)?;
             self.sink.append_stored(entry, &stored)?;
         }
-        Ok(self.sink.written_bytes() - before)
+        Ok(self.sink.written_bytes() - written_before)
     }
 
     /// What was done so far.
@@ -291,20 +296,15 @@ impl Capture {
             let _lock = self.store.lock_shared()?;
             self.session.pin(staged.iter().map(|pack| pack.id))?;
         }
-        let backend = self.store.backend();
         stats.written_bytes = 0;
         for pack in &staged {
-            let path = self.store.pack_path(&pack.id);
-            // The same pack twice has the same chunks; the older file may have links.
-            if backend.stat(&path).is_err() {
-                let rename = StoreError::io("rename", &pack.path);
-                backend.rename(&pack.path, &path).map_err(rename)?;
-            }
+            self.store.publish_pack(pack)?;
             stats.written_bytes += pack.len_bytes;
-            self.known.add_file(pack.id, path);
+            self.known.add_file(pack.id, self.store.pack_path(&pack.id));
         }
         self.store.sync_dir(&self.store.packs_dir())?;
-        let packs = staged.iter().map(|pack| pack.id).collect();
+        let packs: Vec<_> = staged.iter().map(|pack| pack.id).collect();
+        self.known.prioritize(&packs);
         Ok(SealedCapture {
             known: self.known,
             packs,

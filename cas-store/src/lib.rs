@@ -51,6 +51,7 @@
 
 pub mod backend;
 mod capture;
+mod check;
 mod codec;
 mod error;
 mod id;
@@ -58,6 +59,7 @@ mod pack;
 mod packset;
 mod place;
 mod points;
+mod repack;
 mod session;
 mod store;
 mod sweep;
@@ -66,6 +68,10 @@ pub mod testing;
 
 pub use backend::{OsBackend, StoreBackend};
 pub use capture::{Adopted, Capture, CaptureOptions, CaptureStats, RECENT_PACKS, SealedCapture};
+pub use check::{
+    CheckLevel, CheckProgress, CheckReport, Finding, FindingKind, MAX_FINDINGS, RepairReport,
+    Severity, repair_packs,
+};
 pub use codec::{Codec, Compression, PreparedChunk};
 pub use error::{ChunkError, PackError, ReadError, StoreError};
 pub use id::{ChunkId, InvalidId, PackId, PointId, is_zero};
@@ -73,6 +79,7 @@ pub use pack::{PACK_SUFFIX, pack_file_name};
 pub use packset::{ChunkInfo, MAX_PACKS_PER_SET, PackSet};
 pub use place::Pinned;
 pub use points::{Directory, DirectoryState, MAX_META_BYTES, MAX_RECORD_BYTES, PointEntry};
+pub use repack::{RepackOptions, RepackReport};
 pub use session::STAGING_MARK;
 pub use store::{Pin, Store};
 pub use sweep::{RecordChunks, SweepReport};

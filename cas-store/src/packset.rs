@@ -104,6 +104,18 @@ impl PackSet {
         }
     }
 
+    /// Puts these packs first, in this order: [`Self::cover`] takes the first pack that has a chunk.
+    pub(crate) fn prioritize(&self, ids: &[PackId]) {
+        let mut guard = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slots: Vec<_> = guard.as_deref().cloned().unwrap_or_default();
+        slots.sort_by_key(|slot| {
+            ids.iter()
+                .position(|id| *id == slot.id)
+                .unwrap_or(ids.len())
+        });
+        *guard = Some(Arc::new(slots));
+    }
+
     fn replace_slots(&self, slots: Vec<Arc<PackSlot>>) -> Slots {
         let slots = Arc::new(slots);
         let mut guard = self.slots.write().unwrap_or_else(PoisonError::into_inner);
@@ -264,17 +276,31 @@ impl PackSet {
         self.search(id, Some)
     }
 
+    /// The first pack that holds `id`.
+    fn locate_first(&self, id: &ChunkId) -> Result<Option<Located>, ReadError> {
+        self.search_from(id, 0, Some)
+    }
+
     /// Offers each pack that holds `id` until `accept` takes one. A pack that vanished makes the set list again,
     /// once; a damaged one is an error only if nothing was accepted.
     fn search<T>(
         &self,
         id: &ChunkId,
+        accept: impl FnMut(Located) -> Option<T>,
+    ) -> Result<Option<T>, ReadError> {
+        self.search_from(id, self.hint.load(Ordering::Relaxed), accept)
+    }
+
+    fn search_from<T>(
+        &self,
+        id: &ChunkId,
+        start: usize,
         mut accept: impl FnMut(Located) -> Option<T>,
     ) -> Result<Option<T>, ReadError> {
         let mut slots = self.slots()?;
         for last_round in [false, true] {
             let (mut vanished, mut damaged) = (false, None);
-            let start = self.hint.load(Ordering::Relaxed).min(slots.len());
+            let start = start.min(slots.len());
             for position in (start..slots.len()).chain(0..start) {
                 let slot = &slots[position];
                 let pack = match self.open.get(&*self.backend, slot) {
@@ -338,7 +364,7 @@ impl PackSet {
         Ok(())
     }
 
-    /// A small set of packs that holds all of `ids`, with the ids that no pack holds.
+    /// A small set of packs that holds all of `ids`, with the ids that no readable pack holds.
     pub(crate) fn cover<'a>(
         &self,
         ids: impl IntoIterator<Item = &'a ChunkId>,
@@ -354,13 +380,17 @@ impl PackSet {
                 .find(holds);
             if let Some(at) = again {
                 last = at;
-            } else if let Some(found) = self.locate(id)? {
-                if names.insert(found.slot.path.clone()) {
-                    last = chosen.len();
-                    chosen.push(found);
+                continue;
+            }
+            match self.locate_first(id) {
+                Ok(Some(found)) => {
+                    if names.insert(found.slot.path.clone()) {
+                        last = chosen.len();
+                        chosen.push(found);
+                    }
                 }
-            } else {
-                missing.push(*id);
+                Ok(None) | Err(ReadError::DamagedPack { .. }) => missing.push(*id),
+                Err(error) => return Err(error),
             }
         }
         Ok((

@@ -65,6 +65,8 @@ impl PackSet {
     ) -> Result<Pinned, StoreError> {
         let (slots, missing) = self.cover(ids)?;
         if let Some(chunk) = missing.first() {
+            // Says so if a damaged pack is the reason.
+            self.locate(chunk)?;
             return Err(ReadError::NotFound { chunk: *chunk }.into());
         }
         self.place_all(&slots, target)

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::backend::{LockGuard, LockMode, OsBackend, StoreBackend};
 use crate::capture::{Capture, CaptureOptions};
 use crate::error::StoreError;
+use crate::pack::builder::StagedPack;
 use crate::pack::pack_path;
+use crate::pack::reader::Pack;
 use crate::packset::{PackSet, list_packs};
 use crate::session::{self, Session};
 use crate::{ChunkId, PackId, Pinned};
@@ -200,6 +202,21 @@ impl Inner {
 
     pub(crate) fn pack_path(&self, id: &PackId) -> PathBuf {
         pack_path(&self.packs_dir(), id)
+    }
+
+    /// Gives a staged pack its name. False if it is there already: the same id means the same index, and the older file
+    /// may have links. One that cannot be opened is replaced. The caller syncs the directory.
+    pub(crate) fn publish_pack(&self, staged: &StagedPack) -> Result<bool, StoreError> {
+        let path = self.pack_path(&staged.id);
+        let present = self
+            .backend
+            .open(&path)
+            .is_ok_and(|file| Pack::open(file, &staged.id).is_ok());
+        if !present {
+            let rename = StoreError::io("rename", &staged.path);
+            self.backend.rename(&staged.path, &path).map_err(rename)?;
+        }
+        Ok(!present)
     }
 
     /// The packs of the store with their paths, as they are now.

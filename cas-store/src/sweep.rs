@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 
-use crate::error::StoreError;
+use crate::error::{ReadError, StoreError};
 use crate::packset::{PackSet, PackSlot};
 use crate::session;
 use crate::store::{Inner, Store};
@@ -51,6 +51,8 @@ pub struct SweepReport {
     pub pinned_packs: usize,
     /// Packs kept only because links outside the store exist (checkpoint directories, machines).
     pub linked_packs: usize,
+    /// Damaged packs kept because they may hold chunks that are missing.
+    pub damaged_packs: usize,
     /// Chunks that a point names and no pack holds: damage for `check` to explain.
     pub missing_chunks: u64,
 }
@@ -77,6 +79,11 @@ impl LivePack {
             self.live_bytes += u64::from(stored_bytes);
         }
     }
+
+    /// Whether the entry at `position` of the pack's index is needed.
+    pub(crate) fn is_live(&self, position: usize) -> bool {
+        self.bits[position / 64] & (1 << (position % 64)) != 0
+    }
 }
 
 impl Liveness {
@@ -85,7 +92,11 @@ impl Liveness {
         if id.is_zero() {
             return Ok(());
         }
-        let found = packs.locate(id)?;
+        let found = match packs.locate(id) {
+            // Perhaps it is in there: `missing_chunks` then keeps what is damaged.
+            Err(ReadError::DamagedPack { .. }) => None,
+            found => found?,
+        };
         let place = found.and_then(|found| Some((found.pack.index.position(id)?, found)));
         let Some((position, found)) = place else {
             self.missing_chunks += 1;
@@ -164,6 +175,8 @@ impl Store {
                 report.pinned_packs += 1;
             } else if stat.links > 1 {
                 report.linked_packs += 1;
+            } else if live.missing_chunks > 0 && inner.packs().open_slot(slot).is_err() {
+                report.damaged_packs += 1;
             } else {
                 report.removed_packs += 1;
                 report.removed_bytes += stat.len_bytes;

@@ -1,5 +1,7 @@
 //! The store on the real file system.
 
+mod common;
+
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
@@ -7,43 +9,7 @@ use cas_store::{
     CaptureOptions, ChunkId, Compression, MAX_CHUNK_BYTES, PackSet, PointId, ReadError, Store,
     StoreError,
 };
-
-/// Bytes without a zero that compress by about half: blocks of noise, each twice.
-fn chunk(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut data = Vec::with_capacity(len + 128);
-    while data.len() < len {
-        let block: Vec<u8> = std::iter::repeat_with(|| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 32) as u8 | 1
-        })
-        .take(64)
-        .collect();
-        data.extend_from_slice(&block);
-        data.extend_from_slice(&block);
-    }
-    data.truncate(len);
-    data
-}
-
-fn read(set: &PackSet, id: &ChunkId) -> Vec<u8> {
-    let mut buf = vec![0xaa; MAX_CHUNK_BYTES];
-    let len = set.get(id, &mut buf).unwrap();
-    buf.truncate(len);
-    buf
-}
-
-fn names_one(
-    record: &[u8],
-    visit: &mut dyn FnMut(ChunkId),
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    for id in record.chunks_exact(32) {
-        visit(ChunkId(id.try_into()?));
-    }
-    Ok(())
-}
+use common::{chunk, chunks_of, read};
 
 fn files_in(dir: &Path) -> usize {
     std::fs::read_dir(dir).unwrap().count()
@@ -235,9 +201,9 @@ fn sweep_keeps_what_points_links_and_sessions_need() {
     let (garbage, sealed) = put(3);
     drop(sealed);
 
-    let dry = store.sweep(&names_one, true).unwrap();
+    let dry = store.sweep(&chunks_of, true).unwrap();
     assert_eq!(files_in(&store.packs_dir()), 4);
-    let report = store.sweep(&names_one, false).unwrap();
+    let report = store.sweep(&chunks_of, false).unwrap();
     assert_eq!(dry.removed_bytes, report.removed_bytes);
     assert_eq!((report.packs, report.removed_packs), (4, 1));
     assert_eq!((report.pinned_packs, report.linked_packs), (1, 1));
@@ -251,7 +217,7 @@ fn sweep_keeps_what_points_links_and_sessions_need() {
     // Points and links go, their packs follow.
     assert!(store.remove_point(&PointId([1; 32])).unwrap());
     std::fs::remove_dir_all(&outside).unwrap();
-    assert_eq!(store.sweep(&names_one, false).unwrap().removed_packs, 2);
+    assert_eq!(store.sweep(&chunks_of, false).unwrap().removed_packs, 2);
     assert_eq!(store.points().unwrap().len(), 1, "the line stays");
 }
 

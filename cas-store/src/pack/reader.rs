@@ -39,6 +39,11 @@ impl PackIndex {
         self.bytes.len()
     }
 
+    /// Bytes of all bodies.
+    pub(crate) fn body_bytes(&self) -> u64 {
+        self.bodies_end.saturating_sub(HEADER_BYTES as u64)
+    }
+
     fn entry_at(&self, position: usize) -> &[u8] {
         let at = position * self.entry_bytes;
         &self.bytes[at..at + ENTRY_BYTES]

@@ -76,6 +76,11 @@ impl PackSink {
         self.state().seen.get(id).copied()
     }
 
+    /// Packs begun so far.
+    pub(crate) fn packs(&self) -> usize {
+        self.state().builders.len()
+    }
+
     /// Body bytes written so far.
     pub(crate) fn written_bytes(&self) -> u64 {
         self.written_bytes.load(Ordering::Relaxed)
