@@ -1,0 +1,135 @@
+//! Calls that are answered at once: clock, identity, random pool, sizes, power.
+
+pub(crate) mod identity;
+pub(crate) mod power;
+mod reseed;
+mod resize;
+pub(crate) mod sync;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_protocol::message::{ErrorKind, Reply, Request};
+use rustix::time::{ClockId, Timespec, clock_settime};
+use thiserror::Error;
+
+use crate::agent::Agent;
+use crate::copy::chain;
+use power::End;
+
+/// Why a call was not carried out.
+#[derive(Debug, Error)]
+pub(crate) enum ControlError {
+    #[error("{what}")]
+    Invalid { what: &'static str },
+    #[error("this agent does not own the machine it runs on")]
+    NotOwner,
+    #[error("file systems were not written within {} ms", .limit.as_millis())]
+    SyncTime { limit: Duration },
+    #[error("cannot {step} {}", path.display())]
+    File {
+        step: &'static str,
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("cannot {step}")]
+    System {
+        step: &'static str,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl ControlError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Invalid { .. } | Self::NotOwner => ErrorKind::Invalid,
+            Self::SyncTime { .. } => ErrorKind::TimedOut,
+            Self::File { .. } | Self::System { .. } => ErrorKind::Failed,
+        }
+    }
+
+    /// Makes an error of a failed system call.
+    pub(crate) fn system<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::System {
+            step,
+            source: source.into(),
+        }
+    }
+}
+
+/// What happens once the reply is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum After {
+    Nothing,
+    End { end: End, grace: Duration },
+}
+
+impl After {
+    pub(crate) fn run(self, agent: &Agent) {
+        if let Self::End { end, grace } = self {
+            agent.log(end.announcement());
+            power::end_machine(end, grace);
+        }
+    }
+}
+
+/// Carries out one call.
+pub(crate) fn answer(agent: &Arc<Agent>, request: Request) -> (Reply, After) {
+    match carry_out(agent, request) {
+        Ok(done) => done,
+        Err(error) => {
+            let reply = Reply::Error {
+                kind: error.kind(),
+                message: chain(&error),
+            };
+            (reply, After::Nothing)
+        }
+    }
+}
+
+fn carry_out(agent: &Arc<Agent>, request: Request) -> Result<(Reply, After), ControlError> {
+    let end = |end: End, grace_ms: u32| After::End {
+        end,
+        grace: Duration::from_millis(grace_ms.into()),
+    };
+    let mut after = After::Nothing;
+    let mut reply = Reply::Ok;
+    match request {
+        Request::Exec(_) | Request::CopyIn(_) | Request::CopyOut { .. } => {
+            let what = "exec and copies need a connection of their own";
+            return Err(ControlError::Invalid { what });
+        }
+        Request::Ping => {}
+        Request::Sync { timeout_ms } => {
+            let limit = Duration::from_millis(timeout_ms.into());
+            if !agent.syncer.sync(limit) {
+                return Err(ControlError::SyncTime { limit });
+            }
+        }
+        Request::Status => reply = Reply::Status(agent.status()),
+        _ if !agent.owns_machine => return Err(ControlError::NotOwner),
+        Request::PowerOff { grace_ms } => after = end(End::PowerOff, grace_ms),
+        Request::Reboot { grace_ms } => after = end(End::Reboot, grace_ms),
+        Request::SetClock { unix_nanos } => set_clock(unix_nanos)?,
+        Request::Reseed { seed, restore_id } => reseed::reseed(&seed, restore_id)?,
+        Request::SetIdentity(identity) => identity::Root::machine().apply(&identity)?,
+        Request::ResizeRoot => {
+            reply = Reply::Resized {
+                size_bytes: resize::resize_root()?,
+            }
+        }
+    }
+    Ok((reply, after))
+}
+
+fn set_clock(unix_nanos: u64) -> Result<(), ControlError> {
+    const NANOS: u64 = 1_000_000_000;
+    let time = Timespec {
+        tv_sec: i64::try_from(unix_nanos / NANOS).unwrap_or(i64::MAX),
+        tv_nsec: i64::try_from(unix_nanos % NANOS).unwrap_or(0),
+    };
+    clock_settime(ClockId::Realtime, time).map_err(ControlError::system("set the clock"))
+}

@@ -1,0 +1,39 @@
+//! Growing the root file system to the size of its disk, by the kernel alone.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{major, minor, statvfs};
+
+use super::ControlError;
+use crate::sys::ext4;
+
+/// The kernel counts block devices in sectors of this size.
+const SECTOR_BYTES: u64 = 512;
+
+/// Grows the ext4 file system at `/` and returns its size in bytes.
+///
+/// A file system that fills its disk already is left alone.
+pub(super) fn resize_root() -> Result<u64, ControlError> {
+    let root = File::open("/").map_err(ControlError::system("open the root directory"))?;
+    let device = root
+        .metadata()
+        .map_err(ControlError::system("find the root device"))?
+        .dev();
+    let path = format!("/sys/dev/block/{}:{}/size", major(device), minor(device));
+    let size = fs::read_to_string(&path).map_err(|source| ControlError::File {
+        step: "read the size of the root disk from",
+        path: path.clone().into(),
+        source,
+    })?;
+    let sectors: u64 = size.trim().parse().map_err(|_| ControlError::Invalid {
+        what: "the size of the root disk is not a number",
+    })?;
+    let stat = || statvfs("/").map_err(ControlError::system("measure the root file system"));
+    let block_bytes = stat()?.f_frsize.max(1);
+    let device_blocks = sectors * SECTOR_BYTES / block_bytes;
+    ext4::resize(&root, device_blocks)
+        .map_err(ControlError::system("resize the root file system"))?;
+    let now = stat()?;
+    Ok(now.f_blocks * now.f_frsize)
+}

@@ -1,0 +1,68 @@
+//! Commands: who runs what where, and its streams.
+
+pub(crate) mod drain;
+mod environment;
+mod output;
+mod process;
+mod relay;
+mod request;
+mod spawn;
+mod user;
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use agent_protocol::frame::write_message;
+use agent_protocol::message::{ExecRequest, Reply};
+
+use crate::agent::Agent;
+use crate::copy::chain;
+use relay::{Peer, Relay, STDIN_WINDOW_BYTES};
+use spawn::{Spawned, StartError};
+
+/// Runs the command of one connection to its end.
+pub(crate) fn serve(agent: &Arc<Agent>, connection: OwnedFd, request: ExecRequest) {
+    let mut stream = File::from(connection);
+    let spawned = match request::prepare(&request).and_then(|plan| spawn::spawn(agent, &plan)) {
+        Ok(spawned) => spawned,
+        Err(error) => {
+            // A client that is gone needs no answer.
+            let _ = write_message(&mut stream, &not_started(&error));
+            return;
+        }
+    };
+    let detached = request.detach;
+    let session = agent.begin(spawned.process.pid(), &spawned.program, detached);
+    let started = Reply::Started {
+        session,
+        pid: spawned.process.pid(),
+        stdin_window: STDIN_WINDOW_BYTES,
+    };
+    let told = write_message(&mut stream, &started);
+    let peer = match (detached, told) {
+        (true, _) => {
+            drop(stream);
+            Peer::Log
+        }
+        (false, Ok(())) => Peer::Client(stream.into()),
+        (false, Err(_)) => Peer::Dead,
+    };
+    run(agent, session, spawned, peer, &request);
+}
+
+fn run(agent: &Arc<Agent>, session: u64, child: Spawned, peer: Peer, request: &ExecRequest) {
+    let outcome = Relay::new(agent, session, child, peer, request).run();
+    agent.end(session, outcome);
+    if request.detach {
+        let line = format!("exec {session} ended with code {}", outcome.exit_code());
+        agent.log(&line);
+    }
+}
+
+fn not_started(error: &StartError) -> Reply {
+    Reply::NotStarted {
+        code: error.code(),
+        message: chain(error),
+    }
+}

@@ -1,0 +1,42 @@
+//! The environment that a command starts with.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use agent_protocol::message::ExecRequest;
+
+use super::spawn::StartError;
+use super::user::User;
+
+/// Where programs are looked for unless the client says otherwise.
+pub(crate) const DEFAULT_PATH: &str =
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Defaults for `user`, then the client's variables, the last of each name.
+pub(crate) fn environment(
+    request: &ExecRequest,
+    user: &User,
+) -> Result<BTreeMap<OsString, OsString>, StartError> {
+    let mut variables = BTreeMap::new();
+    let mut set = |name: &str, value: &str| variables.insert(name.into(), value.into());
+    set("PATH", DEFAULT_PATH);
+    set("HOME", &user.home);
+    set("USER", &user.name);
+    set("LOGNAME", &user.name);
+    set("SHELL", &user.shell);
+    if request.tty.is_some() {
+        set("TERM", "xterm");
+    }
+    for variable in &request.env {
+        let name = &variable.name;
+        if name.is_empty() || name.contains(&b'=') || name.contains(&0) {
+            return Err(StartError::BadVariable {
+                name: name.escape_ascii().to_string(),
+            });
+        }
+        let name = OsStr::from_bytes(name).to_owned();
+        variables.insert(name, OsString::from_vec(variable.value.to_vec()));
+    }
+    Ok(variables)
+}

@@ -1,0 +1,532 @@
+//! Commands as a client sees them.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use agent_protocol::client::{ClientError, ExecEvent};
+use agent_protocol::codec::Bytes;
+use agent_protocol::frame::{MAX_FRAME_BYTES, read_message, write_message};
+use agent_protocol::hello::greet;
+use agent_protocol::message::{
+    EnvVar, ErrorKind, ExecInput, ExecRequest, Outcome, Reply, Request, TtySize,
+};
+use common::{Machine, Noise, command, eventually, finish, runs, sh};
+
+fn not_started(machine: &Machine, request: ExecRequest) -> (u8, String) {
+    match machine.connect().exec(request) {
+        Err(ClientError::NotStarted { code, message }) => (code, message),
+        other => panic!("started: {other:?}"),
+    }
+}
+
+#[test]
+fn streams_are_separate_and_exact() {
+    let machine = Machine::new();
+    let script = "printf 'a\\0b\\377'; printf 'err\\n' >&2; printf c; exit 7";
+    let (outcome, out, err) = machine.sh(script);
+    assert_eq!(outcome, Outcome::Exited { code: 7 });
+    assert_eq!(out, b"a\0b\xffc");
+    assert_eq!(err, b"err\n");
+}
+
+#[test]
+fn codes_are_those_of_a_shell() {
+    let machine = Machine::new();
+    assert_eq!(machine.sh("exit 255").0.exit_code(), 255);
+    assert_eq!(machine.sh("kill -KILL $$").0.exit_code(), 137);
+    assert_eq!(machine.sh("kill -TERM $$").0.exit_code(), 143);
+    assert_eq!(not_started(&machine, command(&["no-such-program"])).0, 127);
+    assert_eq!(not_started(&machine, command(&["/no/such/program"])).0, 127);
+    assert_eq!(not_started(&machine, command(&["/etc/passwd"])).0, 126);
+    assert_eq!(not_started(&machine, command(&["/etc"])).0, 126);
+    assert_eq!(not_started(&machine, command(&[""])).0, 127);
+    let (code, message) = not_started(
+        &machine,
+        ExecRequest {
+            directory: Some(Bytes::from("/no/such")),
+            ..sh("true")
+        },
+    );
+    assert_eq!(code, 126);
+    assert!(message.contains("/no/such"), "{message}");
+    let request = ExecRequest {
+        user: Some("nobody-here".into()),
+        ..sh("true")
+    };
+    assert_eq!(not_started(&machine, request).0, 126);
+}
+
+#[test]
+fn a_script_without_interpreter_line_is_run_by_the_shell() {
+    use std::os::unix::fs::PermissionsExt;
+    let machine = Machine::new();
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let script = directory.path().join("plain");
+    std::fs::write(&script, "echo plain $1\n").expect("write");
+    std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).expect("chmod");
+    let request = ExecRequest {
+        directory: Some(Bytes::from(directory.path().to_str().expect("UTF-8"))),
+        ..command(&["./plain", "words"])
+    };
+    let (outcome, out, _) = finish(machine.start(request));
+    assert_eq!(
+        (outcome.exit_code(), out.as_slice()),
+        (0, b"plain words\n".as_slice())
+    );
+}
+
+#[test]
+fn environment_directory_and_empty_stdin() {
+    let machine = Machine::new();
+    let variable = |name: &str, value: &str| EnvVar {
+        name: name.into(),
+        value: value.into(),
+    };
+    let request = ExecRequest {
+        env: vec![
+            variable("K", "first"),
+            variable("K", "a b\n"),
+            variable("HOME", "/elsewhere"),
+        ],
+        directory: Some(Bytes::from("/usr/bin")),
+        ..sh("printf '%s|%s|%s|%s' \"$K\" \"$HOME\" \"$PATH\" \"$PWD\"; cat; env | wc -l")
+    };
+    let (_, out, _) = finish(machine.start(request));
+    let out = String::from_utf8(out).expect("text");
+    let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    assert!(
+        out.starts_with(&format!("a b\n|/elsewhere|{path}|/usr/bin")),
+        "{out}"
+    );
+    let bad = ExecRequest {
+        env: vec![variable("A=B", "x")],
+        ..sh("true")
+    };
+    assert_eq!(not_started(&machine, bad).0, 126);
+}
+
+#[test]
+fn users_and_groups() {
+    if !rustix::process::geteuid().is_root() {
+        // Seen with --nocapture; as root, where the agent lives, it runs.
+        let _ = writeln!(std::io::stderr(), "skipped: changing the user needs root");
+        return;
+    }
+    let machine = Machine::new();
+    let id = |user: &str| {
+        let script = "id -u; id -g; id -G; echo $HOME";
+        let request = ExecRequest {
+            user: Some(user.into()),
+            ..sh(script)
+        };
+        String::from_utf8(finish(machine.start(request)).1).expect("text")
+    };
+    assert_eq!(id("65534:7"), "65534\n7\n7\n/nonexistent\n");
+    assert_eq!(id("4242"), "4242\n4242\n4242\n/\n");
+    assert!(id("root").starts_with("0\n0\n0"));
+}
+
+#[test]
+fn a_hundred_mebibytes_both_ways() {
+    const BYTES: usize = 100 << 20;
+    let machine = Machine::new();
+    let session = machine.start(ExecRequest {
+        stdin: true,
+        ..command(&["cat"])
+    });
+    let (writer, mut reader) = (session.writer, session.reader);
+    let feeder = std::thread::spawn(move || {
+        let mut noise = Noise::new(7);
+        let mut left = BYTES;
+        while left > 0 {
+            let piece = noise.bytes(left.min(1 << 20));
+            writer.write_stdin(&piece).expect("taken");
+            left -= piece.len();
+        }
+        writer.end_stdin().expect("taken");
+    });
+    let (mut noise, mut kept, mut seen) = (Noise::new(7), Vec::new(), 0);
+    loop {
+        match reader.next_event().expect("alive") {
+            ExecEvent::Stdout(data) => {
+                while kept.len() < data.len() {
+                    kept.extend(noise.bytes(1 << 20));
+                }
+                assert!(
+                    kept[..data.len()] == data[..],
+                    "bytes from {seen} on differ"
+                );
+                kept.drain(..data.len());
+                seen += data.len();
+            }
+            ExecEvent::Stderr(data) => panic!("cat complains: {data:?}"),
+            ExecEvent::Exit(outcome) => {
+                assert_eq!(outcome.exit_code(), 0);
+                break;
+            }
+        }
+    }
+    assert_eq!(seen, BYTES);
+    feeder.join().expect("feeder");
+}
+
+#[test]
+fn stdin_that_nobody_reads_holds_up_nothing() {
+    let machine = Machine::new();
+    let request = ExecRequest {
+        stdin: true,
+        ..sh("echo ready; sleep 1000")
+    };
+    let session = machine.start(request);
+    let (writer, mut reader) = (session.writer, session.reader);
+    let stuck = writer.clone();
+    let stuck = std::thread::spawn(move || stuck.write_stdin(&vec![0; 8 << 20]));
+    assert_eq!(
+        reader.next_event().expect("output"),
+        ExecEvent::Stdout(Bytes::from("ready\n"))
+    );
+    writer.signal(15).expect("sent");
+    let end = reader.next_event().expect("end");
+    assert_eq!(end, ExecEvent::Exit(Outcome::Signaled { number: 15 }));
+    assert!(matches!(
+        stuck.join().expect("thread"),
+        Err(ClientError::Ended)
+    ));
+}
+
+#[test]
+fn output_that_nobody_reads_holds_only_the_command_back() {
+    let machine = Machine::new();
+    let session = machine.start(sh("head -c 20000000 /dev/zero; echo done >&2"));
+    std::thread::sleep(Duration::from_millis(200));
+    let (outcome, out, err) = finish(session);
+    assert_eq!(
+        (outcome.exit_code(), out.len(), err.as_slice()),
+        (0, 20_000_000, &b"done\n"[..])
+    );
+}
+
+#[test]
+fn a_process_in_the_background_holds_nothing_up_and_goes_on() {
+    let machine = Machine::new();
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mark = directory.path().join("mark");
+    // Writes far more than a pipe holds after the command's own end.
+    let script = format!(
+        "echo $$; (sleep 0.3; head -c 1000000 /dev/zero; echo late >&2; echo alive > {}; sleep 1000) & \
+         echo $!; echo end",
+        mark.display()
+    );
+    let start = Instant::now();
+    let (outcome, out, _) = machine.sh(&script);
+    assert!(
+        start.elapsed() < Duration::from_secs(100),
+        "waited for the background"
+    );
+    assert_eq!(outcome.exit_code(), 0);
+    let out = String::from_utf8(out).expect("text");
+    let words: Vec<&str> = out.split_whitespace().collect();
+    assert_eq!(words.len(), 3, "{out:?}");
+    eventually("the process writes on", || mark.exists());
+    let pid: u32 = words[1].parse().expect("pid");
+    assert!(runs(pid));
+    let group = rustix::process::Pid::from_raw(words[0].parse().expect("pid")).expect("pid");
+    rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("kill");
+}
+
+#[test]
+fn a_timeout_ends_the_whole_group() {
+    let machine = Machine::new();
+    let script = "trap '' TERM; echo $$; sleep 1000 & echo $!; wait; sleep 1000";
+    let request = ExecRequest {
+        timeout_ms: Some(300),
+        ..sh(script)
+    };
+    let (outcome, out, _) = finish(machine.start(request));
+    assert_eq!(outcome, Outcome::TimedOut);
+    assert_eq!(outcome.exit_code(), 124);
+    let out = String::from_utf8(out).expect("text");
+    for pid in out.split_whitespace() {
+        let pid = pid.parse().expect("pid");
+        eventually("the group is gone", || !runs(pid));
+    }
+    let quick = ExecRequest {
+        timeout_ms: Some(60_000),
+        ..sh("exit 3")
+    };
+    assert_eq!(finish(machine.start(quick)).0.exit_code(), 3);
+}
+
+/// Starts a command that tells its pid and waits; the session after that.
+fn started(machine: &Machine, request: ExecRequest) -> (common::Session, u32) {
+    let mut session = machine.start(request);
+    let pid = session.pid;
+    assert!(matches!(
+        session.reader.next_event(),
+        Ok(ExecEvent::Stdout(_))
+    ));
+    (session, pid)
+}
+
+#[test]
+fn a_client_that_dies_ends_the_group() {
+    let machine = Machine::new();
+    for request in [
+        sh("sleep 1000 & echo; wait"),
+        sh("trap '' TERM HUP; echo; while :; do sleep 0.1; done"),
+        ExecRequest {
+            stdin: true,
+            ..sh("echo; cat; sleep 1000")
+        },
+    ] {
+        let (session, pid) = started(&machine, request);
+        drop(session);
+        eventually("the command is gone", || !runs(pid));
+        eventually("the session is over", || {
+            machine
+                .connect()
+                .status()
+                .expect("status")
+                .sessions
+                .is_empty()
+        });
+    }
+}
+
+#[test]
+fn a_transport_reset_ends_nothing() {
+    let machine = Machine::new();
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mark = directory.path().join("mark");
+    let script = format!(
+        "echo; sleep 0.5; head -c 1000000 /dev/zero; head -c 1000000 /dev/zero >&2; echo ok > {}",
+        mark.display()
+    );
+    let mut stream = machine.dial();
+    let mut reader = stream.try_clone().expect("clone");
+    greet(&mut reader, &mut stream).expect("hello");
+    write_message(&mut stream, &Request::Exec(sh(&script))).expect("sent");
+    let reply: Reply = read_message(&mut reader).expect("reply");
+    let Reply::Started { pid, .. } = reply else {
+        panic!("{reply:?}")
+    };
+    // A socket that is closed with unread bytes gives its peer ECONNRESET, as vsock does after a
+    // restore.
+    std::thread::sleep(Duration::from_millis(200));
+    drop((stream, reader));
+    eventually("the command goes on to its end", || mark.exists());
+    eventually("it is reaped", || !runs(pid));
+}
+
+#[test]
+fn a_terminal_has_a_size_and_an_end() {
+    let machine = Machine::new();
+    let tty = Some(TtySize {
+        rows: 24,
+        columns: 80,
+    });
+    let script = "test -t 0 && test -t 1 && test -t 2 && echo tty; stty size; \
+                  trap 'stty size; exit 5' WINCH; echo go; while :; do sleep 0.05; done";
+    let session = machine.start(ExecRequest { tty, ..sh(script) });
+    let (writer, mut reader) = (session.writer, session.reader);
+    let mut text = String::new();
+    let mut resized = false;
+    let outcome = loop {
+        match reader.next_event().expect("alive") {
+            ExecEvent::Stdout(data) => text.push_str(&String::from_utf8_lossy(&data)),
+            ExecEvent::Stderr(data) => panic!("stderr on a terminal: {data:?}"),
+            ExecEvent::Exit(outcome) => break outcome,
+        }
+        if text.contains("go") && !resized {
+            writer
+                .resize(TtySize {
+                    rows: 50,
+                    columns: 132,
+                })
+                .expect("sent");
+            resized = true;
+        }
+    };
+    assert_eq!(outcome.exit_code(), 5);
+    assert_eq!(text, "tty\r\n24 80\r\ngo\r\n50 132\r\n");
+}
+
+#[test]
+fn a_terminal_takes_input_and_control_characters() {
+    let machine = Machine::new();
+    let tty = Some(TtySize {
+        rows: 24,
+        columns: 80,
+    });
+    let session = machine.start(ExecRequest {
+        tty,
+        ..sh("stty -echo; echo go; cat; echo bye")
+    });
+    let (writer, mut reader) = (session.writer, session.reader);
+    let mut text = String::new();
+    let mut sent = false;
+    loop {
+        match reader.next_event().expect("alive") {
+            ExecEvent::Stdout(data) => text.push_str(&String::from_utf8_lossy(&data)),
+            ExecEvent::Stderr(data) => panic!("stderr on a terminal: {data:?}"),
+            ExecEvent::Exit(outcome) => {
+                assert_eq!(outcome.exit_code(), 0);
+                break;
+            }
+        }
+        if text.contains("go") && !sent {
+            writer.write_stdin(b"one\ntwo").expect("taken");
+            writer.end_stdin().expect("sent");
+            sent = true;
+        }
+    }
+    assert_eq!(text, "go\r\none\r\ntwobye\r\n");
+    // Ctrl-C goes to the foreground of the terminal.
+    let (session, _) = started(
+        &machine,
+        ExecRequest {
+            tty,
+            ..sh("echo; sleep 1000")
+        },
+    );
+    session.writer.write_stdin(b"\x03").expect("taken");
+    assert_eq!(finish(session).0.exit_code(), 130);
+}
+
+#[test]
+fn a_detached_command_writes_to_the_log() {
+    let machine = Machine::new();
+    let script = "echo to-log; printf 'unended' >&2; sleep 0.2; exit 9";
+    let session = machine.start(ExecRequest {
+        detach: true,
+        ..sh(script)
+    });
+    let number = session.session;
+    drop(session);
+    let ended = || {
+        let status = machine.connect().status().expect("status");
+        status
+            .sessions
+            .into_iter()
+            .find(|s| s.session == number)
+            .expect("remembered")
+    };
+    assert!(ended().detached);
+    eventually("it ends", || ended().outcome.is_some());
+    assert_eq!(ended().outcome.map(Outcome::exit_code), Some(9));
+    let name = format!("exec {number}");
+    for line in ["to-log", "unended"] {
+        assert!(
+            machine.log.text().contains(&format!("{name}: {line}\n")),
+            "{}",
+            machine.log.text()
+        );
+    }
+    eventually("its end is in the log", || {
+        machine
+            .log
+            .text()
+            .contains(&format!("{name} ended with code 9"))
+    });
+}
+
+#[test]
+fn control_calls_follow_each_other() {
+    let machine = Machine::new();
+    let mut client = machine.connect();
+    client.ping().expect("ping");
+    client.sync(Duration::from_secs(60)).expect("sync");
+    let status = client.status().expect("status");
+    assert!(
+        status.uptime_ms > 0 && status.sessions.is_empty(),
+        "{status:?}"
+    );
+    // This agent does not own the machine: it must not touch it.
+    for result in [
+        client.power_off(Duration::ZERO),
+        client.reboot(Duration::ZERO),
+        client.set_clock_to_now(),
+        client.reseed(&[1; 64], [2; 16]),
+        client.set_identity(&agent_protocol::message::Identity::default()),
+        client.resize_root().map(|_| ()),
+    ] {
+        let invalid = matches!(
+            result,
+            Err(ClientError::Agent {
+                kind: ErrorKind::Invalid,
+                ..
+            })
+        );
+        assert!(invalid, "{result:?}");
+    }
+    client.ping().expect("still there");
+}
+
+#[test]
+fn hostile_clients_end_only_themselves() {
+    let machine = Machine::new();
+    // No hello.
+    let mut stream = machine.dial();
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n").expect("sent");
+    let mut rest = Vec::new();
+    // Refused: an end of file, or a reset because the rest was not read.
+    let _ = stream.read_to_end(&mut rest);
+    assert_eq!(rest, b"");
+    // A frame beyond the cap, and one that is no message.
+    for frame in [
+        (MAX_FRAME_BYTES as u32 + 1).to_le_bytes().to_vec(),
+        vec![1, 0, 0, 0, 99],
+    ] {
+        let mut stream = machine.dial();
+        let mut reader = stream.try_clone().expect("clone");
+        greet(&mut reader, &mut stream).expect("hello");
+        stream.write_all(&frame).expect("sent");
+        assert_eq!(stream.read_to_end(&mut rest).expect("closed"), 0);
+    }
+    // More stdin than there is credit for: taken for dead.
+    let mut stream = machine.dial();
+    let mut reader = stream.try_clone().expect("clone");
+    greet(&mut reader, &mut stream).expect("hello");
+    let request = ExecRequest {
+        stdin: true,
+        ..sh("sleep 1000")
+    };
+    write_message(&mut stream, &Request::Exec(request)).expect("sent");
+    let reply: Reply = read_message(&mut reader).expect("reply");
+    let Reply::Started { pid, .. } = reply else {
+        panic!("{reply:?}")
+    };
+    let flood = ExecInput::Stdin(Bytes(vec![0; 64 << 10]));
+    while write_message(&mut stream, &flood).is_ok() {}
+    eventually("the command is gone", || !runs(pid));
+    machine.connect().ping().expect("the agent is well");
+}
+
+#[test]
+fn many_sessions_do_not_cross() {
+    let machine = Machine::new();
+    std::thread::scope(|scope| {
+        for worker in 0..8 {
+            let machine = &machine;
+            scope.spawn(move || {
+                for round in 0..12 {
+                    let word = format!("{worker}-{round}");
+                    let (outcome, out, err) = machine.sh(&format!("echo {word}; echo {word} >&2"));
+                    assert_eq!(outcome.exit_code(), 0);
+                    assert_eq!(out, format!("{word}\n").as_bytes());
+                    assert_eq!(err, out);
+                }
+            });
+        }
+    });
+    eventually("all are over", || {
+        machine
+            .connect()
+            .status()
+            .expect("status")
+            .sessions
+            .is_empty()
+    });
+}
