@@ -306,7 +306,6 @@ pub fn repair_packs<'a>(
         backend
             .remove(&path)
             .map_err(StoreError::io("remove", &path))?;
-        report.replaced_packs += 1;
     }
     backend.sync_dir(dir).map_err(StoreError::io("sync", dir))?;
     packs.rescan()?;

@@ -1,0 +1,410 @@
+//! Copies instead of links, repack with links, check and repair.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cas_store::testing::{FaultBackend, MemoryBackend, Operation, Plan, Survivors};
+use cas_store::{
+    Capture, CaptureOptions, CheckLevel, ChunkId, Compression, FindingKind, PackId, PackSet,
+    PointId, ReadError, RepackOptions, Severity, Store, StoreBackend, StoreError, pack_file_name,
+    repair_packs,
+};
+use common::{chunk, chunks_of, read, record};
+
+const EPERM: i32 = 1;
+const EXDEV: i32 = 18;
+const EMLINK: i32 = 31;
+
+fn open(backend: &MemoryBackend) -> Store {
+    Store::open_with(Arc::new(backend.clone()), "/store").unwrap()
+}
+
+fn put(capture: &Capture, seeds: std::ops::Range<u64>) -> Vec<ChunkId> {
+    seeds
+        .map(|seed| capture.put(&chunk(seed, 3000)).unwrap())
+        .collect()
+}
+
+fn capture(store: &Store) -> Capture {
+    store.begin_capture(CaptureOptions::default()).unwrap()
+}
+
+fn set(backend: &MemoryBackend, dir: impl Into<PathBuf>) -> PackSet {
+    PackSet::with_backend(Arc::new(backend.clone()), [dir.into()])
+}
+
+fn pack_in(dir: &Path, id: &PackId) -> PathBuf {
+    dir.join(pack_file_name(id))
+}
+
+#[test]
+fn where_links_are_refused_packs_are_copied_and_verified() {
+    for errno in [EXDEV, EMLINK, EPERM] {
+        let memory = MemoryBackend::new();
+        let backend = FaultBackend::new(memory.clone(), Plan::FailFrom(Operation::Link, 0, errno));
+        let store = Store::open_with(Arc::new(backend), "/store").unwrap();
+        let session = capture(&store);
+        let ids = put(&session, 1..9);
+        let sealed = session.seal().unwrap();
+        memory.create_dirs(Path::new("/target")).unwrap();
+        let pinned = sealed.pin_into(Path::new("/target"), &ids).unwrap();
+        assert_eq!(pinned.linked_bytes, 0);
+        assert!(pinned.copied_bytes > 3000);
+        let original = pack_in(&store.packs_dir(), &sealed.packs()[0]);
+        let copy = pack_in(Path::new("/target"), &sealed.packs()[0]);
+        let stat = |path: &Path| memory.stat(path).unwrap();
+        assert_eq!(stat(&original).len_bytes, stat(&copy).len_bytes);
+        assert!(!stat(&original).same_file(&stat(&copy)));
+        assert_eq!(stat(&copy).mode, 0o400);
+        for (seed, id) in (1..9).zip(&ids) {
+            assert!(read(&set(&memory, "/target"), id) == chunk(seed, 3000));
+        }
+        // The copy is durable.
+        let after = memory.after_crash(Survivors::OnlySynced);
+        assert!(set(&after, "/target").contains(&ids[0]).unwrap());
+        // Damage is not copied.
+        memory.create_dirs(Path::new("/second")).unwrap();
+        memory.damage(&original, |bytes| bytes[100] ^= 1).unwrap();
+        let error = sealed.pin_into(Path::new("/second"), &ids).unwrap_err();
+        assert!(
+            matches!(error, StoreError::Read(ReadError::DamagedChunk { .. })),
+            "{error}"
+        );
+        assert!(memory.list(Path::new("/second")).unwrap().is_empty());
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn another_file_system_gets_a_copy() {
+    let here = tempfile::tempdir().unwrap();
+    let there = tempfile::tempdir_in("/dev/shm").unwrap();
+    let store = Store::open(here.path()).unwrap();
+    let session = capture(&store);
+    let ids = put(&session, 1..5);
+    let sealed = session.seal().unwrap();
+    let pinned = sealed.pin_into(there.path(), &ids).unwrap();
+    assert!(pinned.linked_bytes + pinned.copied_bytes > 0);
+    assert!(read(&PackSet::open([there.path()]), &ids[3]) == chunk(4, 3000));
+}
+
+/// A checkpoint directory as the engine lays it out.
+fn publish(backend: &MemoryBackend, store: &Store, name: &str, ids: &[ChunkId], from: &PackSet) {
+    let dir = PathBuf::from(format!("/{name}.checkpoint"));
+    backend.create_dirs(&dir.join("packs")).unwrap();
+    backend.create_dirs(&dir.join("generations")).unwrap();
+    from.pin_into(&dir.join("packs"), ids).unwrap();
+    let file = backend.create_new(&dir.join("point.record")).unwrap();
+    file.write_all_at(&record(ids), 0).unwrap();
+    let mut id = [0; 32];
+    id[..name.len()].copy_from_slice(name.as_bytes());
+    store.register_directory(&PointId(id), &dir, name).unwrap();
+}
+
+#[test]
+fn repack_frees_dead_chunks_also_in_registered_directories() {
+    let memory = MemoryBackend::new();
+    let store = open(&memory);
+    let session = capture(&store);
+    let ids = put(&session, 1..101);
+    let sealed = session.seal().unwrap();
+    let old = sealed.packs()[0];
+    publish(&memory, &store, "a", &ids[..3], sealed.chunks());
+    publish(&memory, &store, "b", &ids[2..5], sealed.chunks());
+    store
+        .put_point(&PointId([9; 32]), &record(&ids[..1]), "kept")
+        .unwrap();
+
+    // A pack that a session pins stays.
+    let report = store.repack(&chunks_of, &RepackOptions::default()).unwrap();
+    assert_eq!((report.replaced_packs, report.left_alone), (0, 1));
+    drop(sealed);
+    // A reader that opened its pack before goes on; one that only knows the name looks again.
+    let early = set(&memory, "/a.checkpoint/packs");
+    assert_eq!(early.packs().unwrap(), [old]);
+    let report = store.repack(&chunks_of, &RepackOptions::default()).unwrap();
+    assert_eq!(
+        (report.replaced_packs, report.new_packs, report.left_alone),
+        (1, 1, 0)
+    );
+    assert!(report.written_bytes * 10 < report.freed_bytes);
+    assert!(read(&early, &ids[2]) == chunk(3, 3000));
+    let names = memory.paths();
+    assert!(
+        !names
+            .iter()
+            .any(|path| path.ends_with(pack_file_name(&old))),
+        "{names:?}"
+    );
+    for (name, range) in [("a", 0..3), ("b", 2..5)] {
+        let packs = set(&memory, format!("/{name}.checkpoint/packs"));
+        for at in range {
+            assert!(read(&packs, &ids[at]) == chunk(at as u64 + 1, 3000));
+        }
+    }
+    assert!(read(store.chunks(), &ids[0]) == chunk(1, 3000));
+    assert!(matches!(
+        store.chunks().get(&ids[50], &mut [0; 3000]),
+        Err(ReadError::NotFound { .. })
+    ));
+    // Done once, it has nothing more to do.
+    let again = store.repack(&chunks_of, &RepackOptions::default()).unwrap();
+    assert_eq!(again, Default::default());
+}
+
+#[test]
+fn repack_leaves_packs_alone_that_unknown_places_link() {
+    let memory = MemoryBackend::new();
+    let store = open(&memory);
+    let session = capture(&store);
+    let ids = put(&session, 1..101);
+    let sealed = session.seal().unwrap();
+    publish(&memory, &store, "a", &ids[..3], sealed.chunks());
+    memory.create_dirs(Path::new("/machine")).unwrap();
+    sealed.pin_into(Path::new("/machine"), &ids).unwrap();
+    drop(sealed);
+    let report = store.repack(&chunks_of, &RepackOptions::default()).unwrap();
+    assert_eq!((report.replaced_packs, report.left_alone), (0, 1));
+    // A directory whose record is unreadable keeps its links too.
+    memory.remove_tree(Path::new("/machine")).unwrap();
+    memory
+        .damage(Path::new("/a.checkpoint/point.record"), |bytes| {
+            bytes.truncate(40)
+        })
+        .unwrap();
+    let report = store.repack(&chunks_of, &RepackOptions::default()).unwrap();
+    assert_eq!((report.left_alone, report.lost_directories), (1, 1));
+    assert!(read(&set(&memory, "/a.checkpoint/packs"), &ids[0]) == chunk(1, 3000));
+}
+
+#[test]
+fn a_crash_at_any_step_of_a_repack_loses_nothing() {
+    let prepare = || {
+        let memory = MemoryBackend::new();
+        let store = open(&memory);
+        let session = capture(&store);
+        let ids = put(&session, 1..21);
+        let sealed = session.seal().unwrap();
+        publish(&memory, &store, "a", &ids[..3], sealed.chunks());
+        store
+            .put_point(&PointId([9; 32]), &record(&ids[3..5]), "kept")
+            .unwrap();
+        drop((sealed, store));
+        (memory.after_crash(Survivors::Everything), ids)
+    };
+    for operation in [Operation::Sync, Operation::Rename, Operation::Link] {
+        let mut replaced = 0;
+        for at in 0..12 {
+            for survivors in [
+                Survivors::OnlySynced,
+                Survivors::AllNames,
+                Survivors::Everything,
+            ] {
+                let (memory, ids) = prepare();
+                let plan = Plan::Crash(operation, at);
+                let backend = Arc::new(FaultBackend::new(memory.clone(), plan));
+                let store = Store::open_with(backend, "/store").unwrap();
+                replaced +=
+                    usize::from(store.repack(&chunks_of, &RepackOptions::default()).is_ok());
+                let after = memory.after_crash(survivors);
+                let store = open(&after);
+                let directory = set(&after, "/a.checkpoint/packs");
+                for seed in 0..5u64 {
+                    let packs = if seed < 3 { &directory } else { store.chunks() };
+                    assert!(read(packs, &ids[seed as usize]) == chunk(seed + 1, 3000));
+                }
+                let report = store
+                    .check(CheckLevel::Full, &chunks_of, &mut |_, _| {})
+                    .unwrap();
+                assert!(report.is_clean(), "{operation:?} {at} {survivors:?}");
+            }
+        }
+        assert!(
+            (1..36).contains(&replaced),
+            "{operation:?}: {replaced} of 36 went through"
+        );
+    }
+}
+
+#[test]
+fn check_tells_what_is_damaged_and_how_badly() {
+    let memory = MemoryBackend::new();
+    let store = open(&memory);
+    let options = CaptureOptions {
+        compression: Compression::None,
+        max_pack_chunks: 4,
+        ..CaptureOptions::default()
+    };
+    let session = store.begin_capture(options).unwrap();
+    let ids = put(&session, 1..13);
+    let sealed = session.seal().unwrap();
+    let packs = sealed.packs().to_vec();
+    store
+        .put_point(&PointId([1; 32]), &record(&ids), "all")
+        .unwrap();
+    memory.create_dirs(Path::new("/good")).unwrap();
+    sealed.pin_into(Path::new("/good"), &ids).unwrap();
+    drop(sealed);
+    // The good copies become files of their own.
+    for id in &packs {
+        let path = pack_in(Path::new("/good"), id);
+        let file = memory.open(&path).unwrap();
+        let mut bytes = vec![0; file.len_bytes().unwrap() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        memory.remove(&path).unwrap();
+        memory
+            .create_new(&path)
+            .unwrap()
+            .write_all_at(&bytes, 0)
+            .unwrap();
+    }
+    let clean = store
+        .check(CheckLevel::Full, &chunks_of, &mut |_, _| {})
+        .unwrap();
+    assert_eq!(
+        (clean.packs, clean.chunks, clean.verified_chunks),
+        (3, 12, 12)
+    );
+    assert!(clean.is_clean());
+
+    let damaged = pack_in(&store.packs_dir(), &packs[0]);
+    memory.damage(&damaged, |bytes| bytes[20] ^= 1).unwrap();
+    let headless = pack_in(&store.packs_dir(), &packs[1]);
+    memory
+        .damage(&headless, |bytes| bytes.truncate(3000))
+        .unwrap();
+    let quick = store
+        .check(CheckLevel::Quick, &chunks_of, &mut |_, _| {})
+        .unwrap();
+    assert_eq!(quick.verified_chunks, 0);
+    let missing = quick
+        .findings
+        .iter()
+        .filter(|found| matches!(found.kind, FindingKind::Missing(_)))
+        .count();
+    assert_eq!(
+        (quick.findings.len(), missing, quick.bad_chunks.len()),
+        (5, 4, 4)
+    );
+    let mut steps = 0;
+    let full = store
+        .check(CheckLevel::Full, &chunks_of, &mut |_, _| steps += 1)
+        .unwrap();
+    assert_eq!((full.verified_chunks, steps), (8, 8));
+    assert_eq!(full.bad_chunks.len(), 5);
+    assert!(
+        full.findings
+            .iter()
+            .all(|found| found.severity == Severity::Error)
+    );
+    let both = PackSet::with_backend(
+        Arc::new(memory.clone()),
+        [store.packs_dir(), "/good".into()],
+    );
+    let both = both.check(CheckLevel::Full, &mut |_, _| {}).unwrap();
+    let warning = both
+        .findings
+        .iter()
+        .find(|found| matches!(found.kind, FindingKind::Chunk(..)));
+    assert_eq!(warning.unwrap().severity, Severity::Warning);
+
+    // A sweep keeps the damaged packs: what is missing may be in them.
+    let swept = store.sweep(&chunks_of, false).unwrap();
+    assert_eq!(
+        (
+            swept.removed_packs,
+            swept.damaged_packs,
+            swept.missing_chunks
+        ),
+        (0, 1, 4)
+    );
+
+    let nothing = store
+        .repair_from(&set(&memory, "/nowhere"), &chunks_of)
+        .unwrap();
+    assert_eq!(
+        (
+            nothing.recovered_chunks,
+            nothing.lost_chunks.len(),
+            nothing.kept_packs
+        ),
+        (0, 5, 2)
+    );
+    let repaired = store
+        .repair_from(&set(&memory, "/good"), &chunks_of)
+        .unwrap();
+    assert_eq!(
+        (repaired.recovered_chunks, repaired.lost_chunks.len()),
+        (5, 0)
+    );
+    assert_eq!((repaired.replaced_packs, repaired.kept_packs), (2, 0));
+    assert!(
+        store
+            .check(CheckLevel::Full, &chunks_of, &mut |_, _| {})
+            .unwrap()
+            .is_clean()
+    );
+    for (seed, id) in (1..13).zip(&ids) {
+        assert!(read(store.chunks(), id) == chunk(seed, 3000));
+    }
+}
+
+#[test]
+fn repair_that_makes_the_same_pack_again_keeps_it() {
+    let memory = MemoryBackend::new();
+    let store = open(&memory);
+    let session = capture(&store);
+    let id = put(&session, 1..2)[0];
+    let sealed = session.seal().unwrap();
+    memory.create_dirs(Path::new("/x")).unwrap();
+    let path = pack_in(Path::new("/x"), &sealed.packs()[0]);
+    memory
+        .create_new(&path)
+        .unwrap()
+        .write_all_at(b"not a pack", 0)
+        .unwrap();
+    let damaged = set(&memory, "/x");
+    let report = repair_packs(&damaged, Path::new("/x"), &[id], store.chunks()).unwrap();
+    assert_eq!((report.recovered_chunks, report.replaced_packs), (1, 1));
+    assert!(read(&set(&memory, "/x"), &id) == chunk(1, 3000));
+}
+
+#[test]
+fn a_capture_stores_again_what_an_unreadable_pack_held() {
+    let memory = MemoryBackend::new();
+    let store = open(&memory);
+    let session = capture(&store);
+    let id = put(&session, 1..2)[0];
+    let pack = session.seal().unwrap().packs()[0];
+    memory
+        .damage(&pack_in(&store.packs_dir(), &pack), |bytes| {
+            bytes.truncate(50)
+        })
+        .unwrap();
+    let store = open(&memory);
+    let session = capture(&store);
+    assert_eq!(put(&session, 1..2), [id]);
+    let sealed = session.seal().unwrap();
+    assert_eq!(sealed.packs(), [pack], "the same pack, made anew");
+    assert!(read(&set(&memory, "/store/packs"), &id) == chunk(1, 3000));
+}
+
+#[test]
+fn a_sample_looks_at_some() {
+    let memory = MemoryBackend::new();
+    let store = open(&memory);
+    let session = capture(&store);
+    put(&session, 1..401);
+    drop(session.seal().unwrap());
+    let report = store
+        .chunks()
+        .check(CheckLevel::Sample(25), &mut |_, _| {})
+        .unwrap();
+    assert!(
+        (20..250).contains(&report.verified_chunks),
+        "{}",
+        report.verified_chunks
+    );
+}
