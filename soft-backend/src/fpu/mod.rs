@@ -40,6 +40,7 @@ pub mod f80;
 pub mod image;
 pub mod num;
 pub mod round;
+pub mod wide;
 pub mod x87;
 
 use f80::F80;

@@ -5,12 +5,15 @@
 
 mod arith;
 mod compare;
+mod constants;
 mod control;
 mod convert;
 mod env;
 mod partial;
+mod series;
 mod stack;
 mod table;
+mod transcendental;
 mod transfer;
 
 use super::FpState;

@@ -4,6 +4,7 @@ use super::arith::{self as a, ADD, DIV, DIVR, I16, I32, M32, M64, MUL, SUB, SUBR
 use super::compare as c;
 use super::control::{fldcw, fnclex, fninit, fnstcw, fnstsw, nop};
 use super::partial as p;
+use super::transcendental as f;
 use super::transfer as t;
 use super::{Exec, X87Handler};
 use iced_x86::Code;
@@ -287,6 +288,14 @@ fn function(code: Code) -> Option<X87Handler> {
         Code::Fxtract => p::fxtract,
         Code::Fprem => p::fprem::<false>,
         Code::Fprem1 => p::fprem::<true>,
+        Code::F2xm1 => f::f2xm1,
+        Code::Fyl2x => f::fyl2x,
+        Code::Fyl2xp1 => f::fyl2xp1,
+        Code::Fpatan => f::fpatan,
+        Code::Fsin => f::fsin,
+        Code::Fcos => f::fcos,
+        Code::Fsincos => f::fsincos,
+        Code::Fptan => f::fptan,
         _ => return None,
     };
     Some(data(Exec::Reg(run)))
