@@ -6,9 +6,9 @@ use super::num::Num;
 fn high_product(a: u128, b: u128) -> u128 {
     const LOW: u128 = u64::MAX as u128;
     let (ah, al, bh, bl) = (a >> 64, a & LOW, b >> 64, b & LOW);
-    let low = al * bl;
-    let middle = (low >> 64) + (ah * bl & LOW) + (al * bh & LOW);
-    let high = ah * bh + (ah * bl >> 64) + (al * bh >> 64) + (middle >> 64);
+    let (low, left, right) = (al * bl, ah * bl, al * bh);
+    let middle = (low >> 64) + (left & LOW) + (right & LOW);
+    let high = ah * bh + (left >> 64) + (right >> 64) + (middle >> 64);
     let rest = low << 64 != 0 || middle << 64 != 0;
     high | u128::from(rest)
 }

@@ -332,6 +332,29 @@ fn difference(e: &Encoding, native: &Context, faulted: bool, ours: &Emulated) ->
     (!text.is_empty()).then_some(text)
 }
 
+/// Place of a finite value on the number line, in units of the last place.
+fn place(v: F80) -> i128 {
+    let magnitude = i128::from(v.sig & !(1 << 63)) | i128::from(v.exponent()) << 63;
+    if v.negative() { -magnitude } else { magnitude }
+}
+
+/// Transcendental results may differ by a unit in the last place, and C1 (the direction of rounding)
+/// with them: takes over the host's where it is that close.
+fn forgive(native: &Context, ours: &mut Emulated) {
+    let mut host = FpState::default();
+    host.fxrstor(&native.fx, FxLayout::FULL).unwrap();
+    for (theirs, mine) in host.x87.regs.iter().zip(&mut ours.state.x87.regs) {
+        if (place(*theirs) - place(*mine)).abs() <= 1 {
+            *mine = *theirs;
+        }
+    }
+    const C1: u16 = 1 << 9;
+    const SF: u16 = 1 << 6;
+    if host.x87.fsw & SF == 0 {
+        ours.state.x87.fsw = ours.state.x87.fsw & !C1 | host.x87.fsw & C1;
+    }
+}
+
 fn describe(context: &Context) -> String {
     let s = Emulated::from_context(context).state;
     let mut text = String::new();
@@ -389,6 +412,9 @@ fn compare_all(encodings: &[Encoding], rounds: u64, seed: u64) {
                 .unwrap_or_else(|| panic!("no handler for {:?}", encoding.instruction.code()));
             let before = context.clone();
             let faulted = native.run(&encoding.bytes, &mut context);
+            if is_transcendental(encoding.instruction.code()) {
+                forgive(&context, &mut ours);
+            }
             if let Some(text) = difference(&encoding, &context, faulted, &ours) {
                 let code = encoding.instruction.code();
                 let count = failures.entry(format!("{code:?}")).or_default();
@@ -415,7 +441,7 @@ fn x87_equals_the_host() {
         .filter(|e| !is_transcendental(e.instruction.code()))
         .collect();
     assert!(encodings.len() > 400, "{} encodings", encodings.len());
-    compare_all(&encodings, rounds(300), 1);
+    compare_all(&encodings, rounds(150), 1);
 }
 
 fn is_approximate(code: Code) -> bool {
@@ -433,7 +459,7 @@ fn simd_equals_the_host() {
         .filter(|e| !is_approximate(e.instruction.code()))
         .collect();
     assert!(encodings.len() > 400, "{} encodings", encodings.len());
-    compare_all(&encodings, rounds(400), 2);
+    compare_all(&encodings, rounds(150), 2);
 }
 
 /// Makers differ in the approximations: both must be within 1.5 * 2^-12 of each other's value, equal for

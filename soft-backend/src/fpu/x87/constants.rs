@@ -23,14 +23,8 @@ pub(super) const QUARTER_PI: Num = positive(-1, 0xc90f_daa2_2168_c234_c4c6_628b_
 /// 3 pi / 4.
 pub(super) const THREE_QUARTERS_PI: Num = positive(1, 0x96cb_e3f9_990e_91a7_9394_c9e8_a0a5_159d);
 
-/// 2 / pi as a fraction of 2^320, lowest limb first.
-pub(super) const TWO_OVER_PI: [u64; 5] = [
-    0xb724_6e3a_424d_d2e0,
-    0xfe51_63ab_debb_c561,
-    0xdb62_9599_3c43_9041,
-    0xfc27_57d1_f534_ddc0,
-    0xa2f9_836e_4e44_1529,
-];
+/// Pi / 2 as the processors have it, 66 bits in units of 2^-65.
+pub(super) const HALF_PI_66: u128 = 0xc90f_daa2_2168_c234 << 2 | 3;
 
 /// Arc tangents of 1/16 to 16/16.
 pub(super) const ATAN_SIXTEENTHS: [Num; 16] = [

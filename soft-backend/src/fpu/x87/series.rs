@@ -3,7 +3,7 @@
 //! Relative error is below 2^-115: the result rounded to 64 bits is the correctly rounded one but for
 //! about one argument in 2^50.
 
-use super::constants::{ATAN_SIXTEENTHS, HALF_PI, LN2, LOG2_E, TWO_OVER_PI};
+use super::constants::{ATAN_SIXTEENTHS, HALF_PI_66, LN2, LOG2_E};
 use crate::fpu::num::Num;
 
 /// Bits below the leading one of a sum after which terms no longer matter.
@@ -114,7 +114,10 @@ pub(super) struct Reduced {
     pub(super) quadrant: u8,
 }
 
-/// Reduces by multiples of pi / 2, exactly enough for all of `|x| < 2^63` with 64 significant bits.
+/// Reduces by multiples of pi / 2, for `|x| < 2^63` with 64 significant bits.
+///
+/// The processors' pi has 66 bits (Intel SDM volume 1, 8.3.8), and so has this one: large arguments
+/// give the processors' results, not the mathematical ones.
 pub(super) fn reduce(x: Num) -> Reduced {
     if x.exponent < -1 {
         return Reduced {
@@ -122,94 +125,24 @@ pub(super) fn reduce(x: Num) -> Reduced {
             quadrant: 0,
         };
     }
-    let product = multiply(x.significand >> 64);
-    // The product is in units of 2^(exponent - 63 - 320).
-    let point = (383 - x.exponent) as u32;
-    let mut quadrant = bits(&product, point, 2) as u8;
-    let mut fraction = shifted(&product, point);
-    let negative_rest = fraction[5] >> 63 != 0;
-    if negative_rest {
-        quadrant += 1;
-        negate(&mut fraction);
-    }
-    let angle = leading(&fraction).map(|(significand, exponent)| {
-        let turns = Num {
-            negative: negative_rest,
-            exponent,
-            significand,
-        };
-        turns.times_wide(HALF_PI)
-    });
-    if x.negative {
-        Reduced {
-            angle: angle.map(Num::negated),
-            quadrant: quadrant.wrapping_neg() & 3,
-        }
+    // In units of 2^-65 both the argument and pi / 2 are integers.
+    let units = (x.significand >> 64) << (x.exponent + 2);
+    let (turns, rest) = (units / HALF_PI_66, units % HALF_PI_66);
+    let past_half = rest > HALF_PI_66 / 2;
+    let (magnitude, turns) = if past_half {
+        (HALF_PI_66 - rest, turns + 1)
     } else {
-        Reduced {
-            angle,
-            quadrant: quadrant & 3,
-        }
-    }
-}
-
-type Limbs = [u64; 6];
-
-/// `m * TWO_OVER_PI` for a 64-bit `m`.
-fn multiply(m: u128) -> Limbs {
-    let mut product = [0; 6];
-    let mut carry = 0;
-    for (slot, limb) in product.iter_mut().zip(TWO_OVER_PI) {
-        let sum = m * u128::from(limb) + carry;
-        *slot = sum as u64;
-        carry = sum >> 64;
-    }
-    product[5] = carry as u64;
-    product
-}
-
-/// `count` bits from bit `at`.
-fn bits(limbs: &Limbs, at: u32, count: u32) -> u64 {
-    (0..count).fold(0, |value, i| {
-        let (limb, bit) = ((at + i) / 64, (at + i) % 64);
-        let set = limbs.get(limb as usize).map_or(0, |l| l >> bit & 1);
-        value | set << i
-    })
-}
-
-/// The bits below bit `point`, moved to the top.
-fn shifted(limbs: &Limbs, point: u32) -> Limbs {
-    let left = 384 - point;
-    let (whole, part) = ((left / 64) as usize, left % 64);
-    std::array::from_fn(|i| {
-        let limb = |n: usize| i.checked_sub(n).map_or(0, |at| limbs[at]);
-        let high = limb(whole) << part;
-        if part == 0 {
-            high
-        } else {
-            high | limb(whole + 1) >> (64 - part)
-        }
-    })
-}
-
-fn negate(limbs: &mut Limbs) {
-    let mut carry = true;
-    for limb in limbs {
-        let (value, overflow) = (!*limb).overflowing_add(u64::from(carry));
-        *limb = value;
-        carry = overflow;
-    }
-}
-
-/// Normalised top 128 bits and the exponent of the leading one, for limbs that are a fraction.
-fn leading(limbs: &Limbs) -> Option<(u128, i32)> {
-    let zeros = {
-        let top = limbs.iter().rposition(|&limb| limb != 0)?;
-        (5 - top as u32) * 64 + limbs[top].leading_zeros()
+        (rest, turns)
     };
-    let top = shifted(limbs, 384 - zeros);
-    let significand = u128::from(top[5]) << 64 | u128::from(top[4]);
-    Some((significand, -1 - zeros as i32))
+    let quadrant = (turns & 3) as u8;
+    Reduced {
+        angle: (magnitude != 0).then(|| Num::new(past_half != x.negative, -65, magnitude)),
+        quadrant: if x.negative {
+            quadrant.wrapping_neg() & 3
+        } else {
+            quadrant
+        },
+    }
 }
 
 /// Sine of a reduced angle.

@@ -1,6 +1,7 @@
 //! F2XM1, FYL2X, FYL2XP1, FPATAN, FSIN, FCOS, FSINCOS, FPTAN.
 //!
-//! Results are rounded as the control word says, to 64 bits whatever the precision control.
+//! Results are rounded as the control word says, to 64 bits whatever the precision control, and are
+//! always marked inexact, as processors do, unless a zero or an infinity decides them.
 
 use super::arith::{denormal_flag, nan_answer, nan_answer1, unary};
 use super::constants::{HALF_PI, PI, QUARTER_PI, THREE_QUARTERS_PI};
@@ -8,7 +9,7 @@ use super::series::{
     Reduced, atan_small, cos_small, exp2_minus_1, log2, log2_plus_1, reduce, sin_small,
 };
 use super::stack::{Answer, unpack};
-use super::{C1, C2, IE, ZE};
+use super::{C1, C2, IE, PE, UE, ZE};
 use crate::fpu::f80::{Class, F80};
 use crate::fpu::num::Num;
 use crate::fpu::{FpState, X87};
@@ -25,7 +26,17 @@ fn signed(n: Num, negative: bool) -> Num {
     Num { negative, ..n }
 }
 
-/// F2XM1. Arguments outside -1 to 1 are undefined; they stay as they are.
+/// Rounds a result that counts as inexact even if it happens not to be.
+fn inexact(x: &X87, n: Num, flags: u16) -> Answer {
+    let answer = x.rounded(n, 64, flags | PE);
+    let tiny = if answer.value.exponent() == 0 { UE } else { 0 };
+    Answer {
+        flags: answer.flags | tiny,
+        ..answer
+    }
+}
+
+/// F2XM1. Arguments outside -1 to 1 are undefined; they stay as they are, marked inexact.
 pub(super) fn f2xm1(s: &mut FpState, _: u8) {
     unary(s, |x, v| {
         if let Some(answer) = nan_answer1(v) {
@@ -42,9 +53,9 @@ pub(super) fn f2xm1(s: &mut FpState, _: u8) {
         let n = unpack(v);
         let flags = denormal_flag(class, class);
         match n.cmp_magnitude(Num::ONE) {
-            Ordering::Less => x.rounded(exp2_minus_1(n), 64, flags),
-            Ordering::Equal if n.negative => x.rounded(Num::ONE.negated().scaled(-1), 64, flags),
-            _ => Answer::exact(v, flags),
+            Ordering::Less => inexact(x, exp2_minus_1(n), flags),
+            Ordering::Equal if n.negative => inexact(x, Num::ONE.negated().scaled(-1), flags),
+            _ => Answer::exact(v, flags | PE),
         }
     });
 }
@@ -89,7 +100,7 @@ fn times_logarithm(x: &X87, y: F80, log: Logarithm, flags: u16) -> Answer {
         Logarithm::Finite(n) => match class {
             Class::Zero => Answer::exact(F80::zero(y.negative() != n.negative), flags),
             Class::Infinity => Answer::exact(F80::infinity(y.negative() != n.negative), flags),
-            _ => x.rounded(unpack(y).times_wide(n), 64, flags),
+            _ => inexact(x, unpack(y).times_wide(n), flags),
         },
     }
 }
@@ -124,7 +135,8 @@ pub(super) fn fyl2x(s: &mut FpState, _: u8) {
     });
 }
 
-/// FYL2XP1: ST(1) * log2(ST(0) + 1).
+/// FYL2XP1: ST(1) * log2(ST(0) + 1). Arguments up to -1 are undefined; they are the result, marked
+/// inexact.
 pub(super) fn fyl2xp1(s: &mut FpState, _: u8) {
     binary(s, |x, y, v| {
         let class = v.class();
@@ -137,13 +149,14 @@ pub(super) fn fyl2xp1(s: &mut FpState, _: u8) {
             Class::Infinity => Logarithm::Infinite { negative: false },
             _ => {
                 let n = unpack(v);
-                match n.cmp_magnitude(Num::ONE) {
-                    Ordering::Greater if n.negative => return Answer::invalid(),
-                    Ordering::Equal if n.negative => Logarithm::Infinite { negative: true },
-                    _ => match log2_plus_1(n) {
-                        Some(log) => Logarithm::Finite(log),
-                        None => Logarithm::Zero { negative: false },
-                    },
+                let below = n.negative && n.cmp_magnitude(Num::ONE) != Ordering::Less;
+                if below && !matches!(y.class(), Class::Zero | Class::Infinity) {
+                    return Answer::exact(v, flags | PE);
+                }
+                if below {
+                    Logarithm::Finite(n)
+                } else {
+                    log2_plus_1(n).map_or(Logarithm::Zero { negative: false }, Logarithm::Finite)
                 }
             }
         };
@@ -174,7 +187,7 @@ pub(super) fn fpatan(s: &mut FpState, _: u8) {
     binary(s, |x, y, v| {
         let (cy, cx) = (y.class(), v.class());
         let flags = denormal_flag(cy, cx);
-        let constant = |n: Num| x.rounded(signed(n, y.negative()), 64, flags);
+        let constant = |n: Num| inexact(x, signed(n, y.negative()), flags);
         match (cy, cx) {
             (Class::Infinity, Class::Infinity) => constant(if v.negative() {
                 THREE_QUARTERS_PI
@@ -237,7 +250,7 @@ fn classify(v: F80) -> Trig {
 
 fn rounded_or_zero(x: &X87, n: Option<Num>, flags: u16) -> Answer {
     match n {
-        Some(n) => x.rounded(n, 64, flags),
+        Some(n) => inexact(x, n, flags),
         None => Answer::exact(F80::ZERO, flags),
     }
 }
@@ -266,7 +279,7 @@ fn tangent(x: &X87, v: F80) -> Option<Answer> {
         Trig::Special(answer) => answer,
         Trig::Zero(negative) => Answer::exact(F80::zero(negative), 0),
         Trig::Number(n, flags) => match sine_cosine(&reduce(n)) {
-            (Some(sine), Some(cosine)) => x.rounded(sine.over_wide(cosine), 64, flags),
+            (Some(sine), Some(cosine)) => inexact(x, sine.over_wide(cosine), flags),
             (None, _) => Answer::exact(F80::ZERO, flags),
             (_, None) => Answer::exact(F80::infinity(false), flags),
         },
