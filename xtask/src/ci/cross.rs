@@ -32,11 +32,17 @@ const TARGETS: &[&str] = &["aarch64-apple-darwin", "aarch64-unknown-linux-gnu"];
 const RUSTC: &str = "/usr/bin/rustc";
 const CARGO: &str = "/usr/bin/cargo";
 
-/// Makes the object file that it is asked for, empty.
+/// Makes the object file that it is asked for, empty. Asked who it is (`-E`, and `-?` for options of
+/// another maker's style), it answers as GCC does: build scripts choose their options by that.
 const EMPTY_COMPILER: &str = r#"#!/bin/sh
 # Stands in for a C compiler where only Rust is checked.
 while [ $# -gt 0 ]; do
-    case $1 in -o) : > "$2"; shift ;; -o?*) : > "${1#-o}" ;; esac
+    case $1 in
+    -E) echo '#pragma message "gcc"'; exit 0 ;;
+    '-?') exit 1 ;;
+    -o) : > "$2"; shift ;;
+    -o?*) : > "${1#-o}" ;;
+    esac
     shift
 done
 "#;
@@ -79,8 +85,10 @@ fn command(workspace: &Workspace, folder: &Path, compiler: &Path, target: &str) 
     for tool in ["CC", "CXX"] {
         command.env(format!("{tool}_{}", target.replace('-', "_")), compiler);
     }
+    // A compiler cache would look into the stand-in; empty means none, whatever cargo's settings say.
+    command.env("RUSTC_WRAPPER", "");
     // Set by the cargo that runs this program; they name the other compiler.
-    for variable in ["RUSTUP_TOOLCHAIN", "RUSTC_WRAPPER", "CARGO", "RUSTDOC"] {
+    for variable in ["RUSTUP_TOOLCHAIN", "CARGO", "RUSTDOC"] {
         command.env_remove(variable);
     }
     command

@@ -8,9 +8,9 @@ use super::kernel::Kernel;
 use crate::error::{Error, Result};
 use crate::{cache, output, process};
 
-/// Packages of the image `debian` besides Debian's essential ones; as in `scripts/setup`.
-pub const IMAGE_PACKAGES: &str =
-    "python3,sqlite3,procps,iproute2,git,openssh-server,ca-certificates";
+/// Packages of the image `debian` besides Debian's essential ones, one a line; `scripts/setup`
+/// builds its image with the same.
+const IMAGE_PACKAGES: &str = include_str!("../../../scripts/debian-image-packages");
 
 /// Makes `folder` a home that this smolvm can use; what is there already is kept as long as the
 /// binary is the same.
@@ -44,6 +44,7 @@ pub fn prepare(smolvm: &Path, kernel: &Kernel, cache_folder: &Path, folder: &Pat
 fn image_archive(cache_folder: &Path) -> Result<PathBuf> {
     cache::entry(cache_folder, "image-debian-bookworm-v1.tar", |path| {
         output::note("making the image `debian` with mmdebstrap (once)");
+        let packages: Vec<&str> = IMAGE_PACKAGES.lines().collect();
         let mut command = Command::new("mmdebstrap");
         command
             .args([
