@@ -1,0 +1,211 @@
+//! Errors of image operations.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::ext4::Ext4Error;
+use super::map::MapError;
+use super::tar::TarError;
+use super::tree::TreeError;
+
+/// Why an image cannot be imported, built, listed or removed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// The name breaks the rule for names.
+    #[error("`{name}` is not a valid image name")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// An image of that name exists.
+    #[error("an image named `{name}` exists already")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// No image of that name.
+    #[error("there is no image named `{name}`")]
+    NotFound {
+        /// The name.
+        name: String,
+    },
+    /// No image at all, or several and none is the default.
+    #[error("there is no default image")]
+    NoDefault {
+        /// The images that exist.
+        names: Vec<String>,
+    },
+    /// The source is nothing that can be imported.
+    #[error("{} is not a root directory, a tar archive, a `docker save` archive or an OCI layout", path.display())]
+    UnknownSource {
+        /// The source.
+        path: PathBuf,
+        /// What reading it as an archive said.
+        #[source]
+        source: Option<TarError>,
+    },
+    /// A file of the host could not be read or written.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The failure.
+        #[source]
+        source: io::Error,
+    },
+    /// An archive is damaged.
+    #[error("the archive {archive} is damaged or incomplete")]
+    Archive {
+        /// Path of the archive, with the layer in it if it has layers.
+        archive: String,
+        /// What is wrong.
+        #[source]
+        source: TarError,
+    },
+    /// An entry of an archive cannot be taken over.
+    #[error("cannot import `{entry}` of {archive}")]
+    Entry {
+        /// Path of the archive, with the layer in it if it has layers.
+        archive: String,
+        /// The entry's path, control characters escaped.
+        entry: String,
+        /// Why not.
+        #[source]
+        source: EntryError,
+    },
+    /// The metadata of a `docker save` archive or an OCI layout is bad.
+    #[error("{archive}: {what}")]
+    Layout {
+        /// Path of the archive or directory.
+        archive: String,
+        /// What is wrong with which part of it.
+        what: String,
+    },
+    /// The tree does not fit a file system.
+    #[error("cannot make a file system from {archive}")]
+    FileSystem {
+        /// The source.
+        archive: String,
+        /// Why not.
+        #[source]
+        source: Ext4Error,
+    },
+    /// A program that `build` needs is missing.
+    #[error("`{program}` is not installed")]
+    MissingProgram {
+        /// The program.
+        program: &'static str,
+        /// The Debian package that has it.
+        package: &'static str,
+    },
+    /// A package name given to `build` is none.
+    #[error("`{package}` is not a Debian package name")]
+    BadPackage {
+        /// What was given.
+        package: String,
+    },
+    /// mmdebstrap failed.
+    #[error("mmdebstrap failed: {message}")]
+    Build {
+        /// The last lines that it wrote.
+        message: String,
+    },
+    /// A stored image is damaged.
+    #[error("the image `{name}` is damaged")]
+    Damaged {
+        /// The image.
+        name: String,
+        /// What was found.
+        #[source]
+        source: MapError,
+    },
+    /// The description of a stored image does not decode.
+    #[error("the image `{name}` is damaged: its image.json is unreadable")]
+    BadDescription {
+        /// The image.
+        name: String,
+        /// What was found.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// Chunks could not be stored.
+    #[error("cannot store the chunks of image `{name}`")]
+    Store {
+        /// The image.
+        name: String,
+        /// The failure.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Why one entry cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EntryError {
+    /// Its name, kind or target.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// Its contents.
+    #[error("its contents cannot be read")]
+    Content(#[source] io::Error),
+    /// Its extended attributes.
+    #[error("its extended attributes do not fit into ext4")]
+    Attributes,
+}
+
+impl ImageError {
+    /// What the user can do about it, where something can be said.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::BadName { .. } => Some(
+                "names have 1 to 63 of a-z, 0-9, `-`, `_` and `.`, and begin with a letter or digit"
+                    .into(),
+            ),
+            Self::Exists { name } => {
+                Some(format!("choose another name, or remove it: smolvm image rm {name}"))
+            }
+            Self::NotFound { .. } => Some("list the images: smolvm image ls".into()),
+            Self::NoDefault { names } if names.is_empty() => {
+                Some("make one: smolvm image build debian".into())
+            }
+            Self::NoDefault { names } => {
+                Some(format!("name one with --image: {}", names.join(", ")))
+            }
+            Self::MissingProgram { package, .. } => {
+                Some(format!("install it as root: apt-get install {package}"))
+            }
+            Self::Damaged { name, .. } | Self::BadDescription { name, .. } => Some(format!(
+                "remove it and import it again: smolvm image rm {name}"
+            )),
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                Some("free some disk space, or set SMOLVM_HOME to a larger file system".into())
+            }
+            Self::Archive { .. } => Some("fetch or make the archive again".into()),
+            Self::Build { .. } => build_hint(),
+            _ => None,
+        }
+    }
+
+    /// For `map_err`: an I/O failure of `action` on `path`.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |source| Self::Io {
+            action,
+            path,
+            source,
+        }
+    }
+}
+
+/// An ordinary user's build most often fails for want of user namespaces.
+fn build_hint() -> Option<String> {
+    (!rustix::process::geteuid().is_root()).then(|| {
+        "as an ordinary user mmdebstrap works best with user namespaces: \
+         apt-get install uidmap (as root)"
+            .into()
+    })
+}

@@ -1,0 +1,557 @@
+//! The file tree of an image, held in memory and never on the host.
+//!
+//! Archives are applied to this tree, not to a directory: no name in an
+//! archive ever reaches a host path, symbolic links are followed only inside
+//! the tree, and owners, modes and devices need no privilege.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::spool::Content;
+
+/// Most entries (names) a tree may hold.
+pub(crate) const MAX_ENTRIES: usize = 1_000_000;
+/// Longest file name in bytes (`NAME_MAX`).
+pub(crate) const MAX_NAME_BYTES: usize = 255;
+/// Longest path of an entry in bytes (`PATH_MAX`).
+pub(crate) const MAX_PATH_BYTES: usize = 4096;
+/// Longest target of a symbolic link in bytes: what fits ext4's one block.
+pub(crate) const MAX_SYMLINK_BYTES: usize = 4095;
+/// Symbolic links followed while one path is resolved, as in Linux.
+const MAX_SYMLINK_HOPS: usize = 40;
+/// Components waiting to be resolved at one time.
+const MAX_PENDING_COMPONENTS: usize = 8192;
+
+/// Index of a node in its tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct NodeId(u32);
+
+impl NodeId {
+    /// The root directory.
+    pub(crate) const ROOT: Self = Self(0);
+
+    /// The index as a number below [`Tree::node_count`].
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A point in time as files carry it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Timestamp {
+    /// Seconds since 1970.
+    pub(crate) seconds: i64,
+    /// Nanoseconds, below 10^9.
+    pub(crate) nanoseconds: u32,
+}
+
+/// Extended attributes by full name (`security.capability`).
+pub(crate) type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// What every kind of file has.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Meta {
+    /// Permission bits including set-uid, set-gid and sticky (0o7777).
+    pub(crate) mode: u16,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) mtime: Timestamp,
+    pub(crate) xattrs: Xattrs,
+}
+
+/// A device number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Device {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+}
+
+/// What a node is.
+#[derive(Debug, Clone)]
+pub(crate) enum Kind {
+    Dir(BTreeMap<Vec<u8>, NodeId>),
+    File(Content),
+    Symlink(Vec<u8>),
+    Char(Device),
+    Block(Device),
+    Fifo,
+    Socket,
+}
+
+/// A file, directory, link or device. Hard links are several names of one
+/// node.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) meta: Meta,
+    pub(crate) kind: Kind,
+    /// The last layer that wrote this node or something below it.
+    layer: u32,
+}
+
+/// Why an entry does not fit into the tree.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TreeError {
+    /// The path climbs out with `..`.
+    #[error("its path contains `..`")]
+    Traversal,
+    /// A name or path is longer than Linux allows, or holds a NUL byte.
+    #[error("its path is not a valid Linux path")]
+    BadPath,
+    /// A parent is a file.
+    #[error("a parent of it is not a directory")]
+    ParentNotDirectory,
+    /// Symbolic links lead in a circle.
+    #[error("too many symbolic links in its path")]
+    LinkLoop,
+    /// The target of a hard link is absent or a directory.
+    #[error("the target of this hard link is missing or a directory")]
+    BadHardLink,
+    /// A symbolic link's target is empty or too long.
+    #[error("the target of this symbolic link is empty or longer than 4095 bytes")]
+    BadSymlink,
+    /// A directory would be replaced by something else, or the root removed.
+    #[error("it would replace the root directory")]
+    ReplacesRoot,
+    /// [`MAX_ENTRIES`] reached.
+    #[error("more than 1000000 files")]
+    TooManyEntries,
+}
+
+/// A file tree.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    nodes: Vec<Node>,
+    names: usize,
+    layer: u32,
+}
+
+impl Tree {
+    /// A tree with an empty root directory.
+    pub(crate) fn new() -> Self {
+        let meta = Meta {
+            mode: 0o755,
+            ..Meta::default()
+        };
+        let root = Node {
+            meta,
+            kind: Kind::Dir(BTreeMap::new()),
+            layer: 0,
+        };
+        Self {
+            nodes: vec![root],
+            names: 0,
+            layer: 0,
+        }
+    }
+
+    /// Begins the next layer: whiteouts then remove what earlier layers made.
+    pub(crate) fn next_layer(&mut self) {
+        self.layer += 1;
+    }
+
+    /// The node of an id.
+    pub(crate) fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    /// Nodes ever made, including removed ones; ids are below it.
+    pub(crate) fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The newest modification time of all nodes.
+    pub(crate) fn newest(&self) -> Timestamp {
+        self.nodes
+            .iter()
+            .map(|node| node.meta.mtime)
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// The names in a directory; `None` for anything else.
+    pub(crate) fn children(&self, id: NodeId) -> Option<&BTreeMap<Vec<u8>, NodeId>> {
+        match &self.node(id).kind {
+            Kind::Dir(children) => Some(children),
+            _ => None,
+        }
+    }
+
+    /// Looks a path up without following a final symbolic link.
+    pub(crate) fn lookup(&self, path: &[u8]) -> Option<NodeId> {
+        let components = split(path).ok()?;
+        let Some((name, parents)) = components.split_last() else {
+            return Some(NodeId::ROOT);
+        };
+        let parent = self.resolve(parents).ok()?.existing?;
+        self.children(parent)?.get(*name).copied()
+    }
+
+    /// Puts a node at `path`, making missing parents (root's, 0755). A
+    /// directory put over a directory keeps its contents; everything else
+    /// replaces what was there.
+    pub(crate) fn insert(&mut self, path: &[u8], meta: Meta, kind: Kind) -> Result<(), TreeError> {
+        if let Kind::Symlink(target) = &kind
+            && (target.is_empty() || target.len() > MAX_SYMLINK_BYTES || target.contains(&0))
+        {
+            return Err(TreeError::BadSymlink);
+        }
+        let components = split(path)?;
+        let Some((name, parents)) = components.split_last() else {
+            return self.set_root(meta, &kind);
+        };
+        let parent = self.make_dirs(parents)?;
+        if let (Kind::Dir(_), Some(old)) = (&kind, self.child(parent, name))
+            && self.children(old).is_some()
+        {
+            let layer = self.layer;
+            let old = &mut self.nodes[old.index()];
+            old.meta = meta;
+            old.layer = layer;
+            return Ok(());
+        }
+        let id = self.push(Node {
+            meta,
+            kind,
+            layer: self.layer,
+        })?;
+        self.link(parent, name.to_vec(), id)
+    }
+
+    /// Makes `path` another name of the file at `target`.
+    pub(crate) fn hard_link(&mut self, path: &[u8], target: &[u8]) -> Result<(), TreeError> {
+        split(target)?;
+        let id = self.lookup(target).ok_or(TreeError::BadHardLink)?;
+        if self.children(id).is_some() {
+            return Err(TreeError::BadHardLink);
+        }
+        let components = split(path)?;
+        let Some((name, parents)) = components.split_last() else {
+            return Err(TreeError::ReplacesRoot);
+        };
+        let parent = self.make_dirs(parents)?;
+        self.link(parent, name.to_vec(), id)
+    }
+
+    /// A whiteout: removes what earlier layers put at `path`.
+    pub(crate) fn whiteout(&mut self, path: &[u8]) -> Result<(), TreeError> {
+        let components = split(path)?;
+        let Some((name, parents)) = components.split_last() else {
+            return Err(TreeError::ReplacesRoot);
+        };
+        let Some(parent) = self.resolve(parents)?.existing else {
+            return Ok(());
+        };
+        let Some(id) = self.child(parent, name) else {
+            return Ok(());
+        };
+        if self.node(id).layer < self.layer {
+            self.unlink(parent, name);
+        } else {
+            self.prune(id);
+        }
+        Ok(())
+    }
+
+    /// An opaque whiteout: removes what earlier layers put into the directory
+    /// at `path`.
+    pub(crate) fn opaque(&mut self, path: &[u8]) -> Result<(), TreeError> {
+        if let Some(id) = self.resolve(&split(path)?)?.existing {
+            self.prune(id);
+        }
+        Ok(())
+    }
+
+    /// Takes one name out of a directory, whatever it names.
+    pub(crate) fn remove(&mut self, path: &[u8]) -> bool {
+        let Ok(components) = split(path) else {
+            return false;
+        };
+        let Some((name, parents)) = components.split_last() else {
+            return false;
+        };
+        let Ok(Resolved {
+            existing: Some(parent),
+            ..
+        }) = self.resolve(parents)
+        else {
+            return false;
+        };
+        self.unlink(parent, name)
+    }
+
+    /// Removes everything in the directory `top` that only earlier layers
+    /// wrote.
+    fn prune(&mut self, top: NodeId) {
+        let layer = self.layer;
+        let mut todo = vec![top];
+        while let Some(dir) = todo.pop() {
+            let Some(children) = self.children(dir) else {
+                continue;
+            };
+            let (old, new): (Vec<_>, Vec<_>) = children
+                .iter()
+                .partition(|(_, id)| self.node(**id).layer < layer);
+            let old: Vec<Vec<u8>> = old.into_iter().map(|(name, _)| name.clone()).collect();
+            todo.extend(new.into_iter().map(|(_, id)| *id));
+            for name in old {
+                self.unlink(dir, &name);
+            }
+        }
+    }
+
+    fn set_root(&mut self, meta: Meta, kind: &Kind) -> Result<(), TreeError> {
+        if !matches!(kind, Kind::Dir(_)) {
+            return Err(TreeError::ReplacesRoot);
+        }
+        self.nodes[0].meta = meta;
+        Ok(())
+    }
+
+    fn child(&self, dir: NodeId, name: &[u8]) -> Option<NodeId> {
+        self.children(dir)?.get(name).copied()
+    }
+
+    fn push(&mut self, node: Node) -> Result<NodeId, TreeError> {
+        // Replaced nodes stay in the arena, so that it is bounded as well.
+        if self.nodes.len() > 2 * MAX_ENTRIES {
+            return Err(TreeError::TooManyEntries);
+        }
+        let id = u32::try_from(self.nodes.len()).map_err(|_| TreeError::TooManyEntries)?;
+        self.nodes.push(node);
+        Ok(NodeId(id))
+    }
+
+    fn link(&mut self, dir: NodeId, name: Vec<u8>, id: NodeId) -> Result<(), TreeError> {
+        if self.names >= MAX_ENTRIES {
+            return Err(TreeError::TooManyEntries);
+        }
+        if let Kind::Dir(children) = &mut self.nodes[dir.index()].kind
+            && children.insert(name, id).is_none()
+        {
+            self.names += 1;
+        }
+        Ok(())
+    }
+
+    fn unlink(&mut self, dir: NodeId, name: &[u8]) -> bool {
+        let Kind::Dir(children) = &mut self.nodes[dir.index()].kind else {
+            return false;
+        };
+        let found = children.remove(name).is_some();
+        self.names -= usize::from(found);
+        found
+    }
+
+    /// Resolves a directory path and makes what is missing; marks the way as
+    /// written by the current layer.
+    fn make_dirs(&mut self, components: &[&[u8]]) -> Result<NodeId, TreeError> {
+        let resolved = self.resolve(components)?;
+        let mut at = *resolved.stack.last().unwrap_or(&NodeId::ROOT);
+        for id in &resolved.stack {
+            self.nodes[id.index()].layer = self.layer;
+        }
+        for name in resolved.missing {
+            let meta = Meta {
+                mode: 0o755,
+                ..Meta::default()
+            };
+            let kind = Kind::Dir(BTreeMap::new());
+            let id = self.push(Node {
+                meta,
+                kind,
+                layer: self.layer,
+            })?;
+            self.link(at, name, id)?;
+            at = id;
+        }
+        Ok(at)
+    }
+
+    /// Follows `components` as a process whose root is this tree would.
+    fn resolve(&self, components: &[&[u8]]) -> Result<Resolved, TreeError> {
+        let mut todo: VecDeque<&[u8]> = components.iter().copied().collect();
+        let mut stack = vec![NodeId::ROOT];
+        let mut missing: Vec<Vec<u8>> = Vec::new();
+        let mut hops = 0;
+        while let Some(name) = todo.pop_front() {
+            match name {
+                b"" | b"." => continue,
+                b".." => {
+                    if missing.pop().is_none() && stack.len() > 1 {
+                        stack.pop();
+                    }
+                    continue;
+                }
+                _ => {}
+            }
+            let at = *stack.last().unwrap_or(&NodeId::ROOT);
+            let child = if missing.is_empty() {
+                self.child(at, name)
+            } else {
+                None
+            };
+            let Some(id) = child else {
+                missing.push(name.to_vec());
+                continue;
+            };
+            match &self.node(id).kind {
+                Kind::Dir(_) => stack.push(id),
+                Kind::Symlink(target) => {
+                    hops += 1;
+                    let parts: Vec<&[u8]> = target.split(|b| *b == b'/').collect();
+                    if hops > MAX_SYMLINK_HOPS || todo.len() + parts.len() > MAX_PENDING_COMPONENTS
+                    {
+                        return Err(TreeError::LinkLoop);
+                    }
+                    if target.starts_with(b"/") {
+                        stack.truncate(1);
+                    }
+                    for part in parts.into_iter().rev() {
+                        todo.push_front(part);
+                    }
+                }
+                _ => return Err(TreeError::ParentNotDirectory),
+            }
+        }
+        if missing.iter().any(|name| name.len() > MAX_NAME_BYTES) {
+            return Err(TreeError::BadPath);
+        }
+        let existing = missing
+            .is_empty()
+            .then(|| *stack.last().unwrap_or(&NodeId::ROOT));
+        Ok(Resolved {
+            stack,
+            missing,
+            existing,
+        })
+    }
+}
+
+/// Where a directory path leads.
+struct Resolved {
+    /// The directories passed, from the root to the deepest that exists.
+    stack: Vec<NodeId>,
+    /// Names below it that do not exist.
+    missing: Vec<Vec<u8>>,
+    /// The directory itself, if it exists.
+    existing: Option<NodeId>,
+}
+
+/// Splits an archive path into checked components. `/` and `.` are dropped.
+fn split(path: &[u8]) -> Result<Vec<&[u8]>, TreeError> {
+    if path.len() > MAX_PATH_BYTES || path.contains(&0) {
+        return Err(TreeError::BadPath);
+    }
+    let mut components = Vec::new();
+    for part in path.split(|b| *b == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => return Err(TreeError::Traversal),
+            _ if part.len() > MAX_NAME_BYTES => return Err(TreeError::BadPath),
+            _ => components.push(part),
+        }
+    }
+    Ok(components)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir() -> Kind {
+        Kind::Dir(BTreeMap::new())
+    }
+
+    fn put(tree: &mut Tree, path: &str) -> Result<(), TreeError> {
+        tree.insert(path.as_bytes(), Meta::default(), Kind::Fifo)
+    }
+
+    fn link(tree: &mut Tree, path: &str, target: &str) {
+        tree.insert(
+            path.as_bytes(),
+            Meta::default(),
+            Kind::Symlink(target.into()),
+        )
+        .unwrap();
+    }
+
+    fn has(tree: &Tree, path: &str) -> bool {
+        tree.lookup(path.as_bytes()).is_some()
+    }
+
+    #[test]
+    fn refuses_paths_that_leave_the_tree() {
+        let mut tree = Tree::new();
+        assert_eq!(put(&mut tree, "../x"), Err(TreeError::Traversal));
+        assert_eq!(put(&mut tree, "a/../../x"), Err(TreeError::Traversal));
+        assert_eq!(put(&mut tree, &"n".repeat(256)), Err(TreeError::BadPath));
+        assert_eq!(put(&mut tree, "a\0b"), Err(TreeError::BadPath));
+        assert_eq!(put(&mut tree, "/"), Err(TreeError::ReplacesRoot));
+    }
+
+    #[test]
+    fn links_are_followed_inside_the_tree_only() {
+        let mut tree = Tree::new();
+        link(&mut tree, "lib", "../../usr/lib");
+        put(&mut tree, "lib/x").unwrap();
+        assert!(has(&tree, "usr/lib/x"));
+        link(&mut tree, "a", "b");
+        link(&mut tree, "b", "a");
+        assert_eq!(put(&mut tree, "a/x"), Err(TreeError::LinkLoop));
+        put(&mut tree, "file").unwrap();
+        assert_eq!(put(&mut tree, "file/x"), Err(TreeError::ParentNotDirectory));
+    }
+
+    #[test]
+    fn hard_links_name_one_node() {
+        let mut tree = Tree::new();
+        put(&mut tree, "a").unwrap();
+        tree.hard_link(b"d/b", b"a").unwrap();
+        assert_eq!(tree.lookup(b"a"), tree.lookup(b"d/b"));
+        assert_eq!(tree.hard_link(b"c", b"d"), Err(TreeError::BadHardLink));
+        assert_eq!(
+            tree.hard_link(b"c", b"nothing"),
+            Err(TreeError::BadHardLink)
+        );
+    }
+
+    #[test]
+    fn whiteouts_spare_their_own_layer() {
+        let mut tree = Tree::new();
+        for path in ["d/old", "d/sub/old", "e/old", "gone/x"] {
+            put(&mut tree, path).unwrap();
+        }
+        tree.next_layer();
+        put(&mut tree, "d/sub/new").unwrap();
+        tree.opaque(b"d").unwrap();
+        tree.whiteout(b"e/old").unwrap();
+        tree.whiteout(b"gone").unwrap();
+        tree.whiteout(b"never").unwrap();
+        assert!(!has(&tree, "d/old") && !has(&tree, "d/sub/old") && has(&tree, "d/sub/new"));
+        assert!(has(&tree, "e") && !has(&tree, "e/old") && !has(&tree, "gone"));
+    }
+
+    #[test]
+    fn directories_merge_and_files_replace() {
+        let mut tree = Tree::new();
+        put(&mut tree, "d/x").unwrap();
+        tree.insert(
+            b"d",
+            Meta {
+                mode: 0o700,
+                ..Meta::default()
+            },
+            dir(),
+        )
+        .unwrap();
+        assert!(has(&tree, "d/x"));
+        put(&mut tree, "d").unwrap();
+        assert!(!has(&tree, "d/x"));
+        tree.insert(b"d", Meta::default(), dir()).unwrap();
+        assert!(
+            tree.children(tree.lookup(b"d").unwrap())
+                .unwrap()
+                .is_empty()
+        );
+    }
+}
