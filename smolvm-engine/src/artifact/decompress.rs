@@ -24,9 +24,6 @@ pub(crate) enum Compression {
 }
 
 impl Compression {
-    /// Number of bytes [`Compression::detect`] wants to see.
-    pub(crate) const MAGIC_BYTES: usize = 6;
-
     /// Tells the format from the first bytes of a file.
     pub(crate) fn detect(head: &[u8]) -> Self {
         match head {

@@ -11,8 +11,10 @@
 //! | 24 | 32 each | chunk ids; 32 zero bytes: the chunk is all zeros |
 //! | end | 32 | BLAKE3 of everything before |
 
+use cas_store::ChunkId;
+
 /// Bytes of disk in one chunk.
-pub const CHUNK_BYTES: usize = 64 * 1024;
+pub const CHUNK_BYTES: usize = cas_store::MAX_CHUNK_BYTES;
 /// Most chunks of a map: 1 TiB.
 pub const MAX_CHUNKS: u64 = 1 << 24;
 
@@ -21,12 +23,11 @@ const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 24;
 const ID_BYTES: usize = 32;
 const SUM_BYTES: usize = 32;
-const ZERO_ID: [u8; ID_BYTES] = [0; ID_BYTES];
 
-/// The chunks of a disk in order; `None` is a chunk of zeros.
+/// The chunks of a disk in order; [`ChunkId::ZERO`] is a chunk of zeros.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImageMap {
-    chunks: Vec<Option<[u8; ID_BYTES]>>,
+    chunks: Vec<ChunkId>,
 }
 
 /// Why bytes are not a map.
@@ -51,13 +52,17 @@ pub enum MapError {
 }
 
 impl ImageMap {
-    /// A map of these chunks.
-    pub fn new(chunks: Vec<Option<[u8; ID_BYTES]>>) -> Self {
+    /// Largest encoded map in bytes.
+    pub const MAX_ENCODED_BYTES: u64 =
+        HEADER_BYTES as u64 + MAX_CHUNKS * ID_BYTES as u64 + SUM_BYTES as u64;
+
+    /// A map of these chunks, in disk order.
+    pub fn new(chunks: Vec<ChunkId>) -> Self {
         Self { chunks }
     }
 
-    /// The chunk ids in disk order; `None` is a chunk of zeros.
-    pub fn chunks(&self) -> &[Option<[u8; ID_BYTES]>] {
+    /// The chunk ids in disk order.
+    pub fn chunks(&self) -> &[ChunkId] {
         &self.chunks
     }
 
@@ -75,7 +80,7 @@ impl ImageMap {
         out.extend_from_slice(&(CHUNK_BYTES as u32).to_le_bytes());
         out.extend_from_slice(&(self.chunks.len() as u64).to_le_bytes());
         for chunk in &self.chunks {
-            out.extend_from_slice(chunk.as_ref().unwrap_or(&ZERO_ID));
+            out.extend_from_slice(&chunk.0);
         }
         let sum = blake3::hash(&out);
         out.extend_from_slice(sum.as_bytes());
@@ -119,10 +124,7 @@ impl ImageMap {
         }
         let ids = content[HEADER_BYTES..].as_chunks::<ID_BYTES>().0;
         Ok(Self {
-            chunks: ids
-                .iter()
-                .map(|id| (*id != ZERO_ID).then_some(*id))
-                .collect(),
+            chunks: ids.iter().map(|id| ChunkId(*id)).collect(),
         })
     }
 }
@@ -133,7 +135,7 @@ mod tests {
 
     #[test]
     fn round_trips_and_finds_every_flipped_bit() {
-        let map = ImageMap::new(vec![Some([1; 32]), None, Some([2; 32])]);
+        let map = ImageMap::new(vec![ChunkId([1; 32]), ChunkId::ZERO, ChunkId([2; 32])]);
         let bytes = map.encode();
         assert_eq!(ImageMap::decode(&bytes).unwrap(), map);
         for at in 0..bytes.len() {

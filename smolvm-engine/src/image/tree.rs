@@ -112,7 +112,7 @@ pub enum TreeError {
     /// A directory would be replaced by something else, or the root removed.
     #[error("it would replace the root directory")]
     ReplacesRoot,
-    /// [`MAX_ENTRIES`] reached.
+    /// The tree has as many names as it may.
     #[error("more than 1000000 files")]
     TooManyEntries,
 }

@@ -110,10 +110,8 @@ impl<'a> Ext4Image<'a> {
     ///
     /// [`Ext4Error`] where ext4 or this writer cannot hold the tree.
     pub(crate) fn new(tree: &'a mut Tree, spool: &'a Spool) -> Result<Self, Ext4Error> {
-        if !tree
-            .lookup(LOST_AND_FOUND)
-            .is_some_and(|id| tree.children(id).is_some())
-        {
+        let found = tree.lookup(LOST_AND_FOUND);
+        if found.is_none_or(|id| tree.children(id).is_none()) {
             tree.remove(LOST_AND_FOUND);
             let meta = Meta {
                 mode: 0o700,

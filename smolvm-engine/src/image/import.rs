@@ -1,0 +1,178 @@
+//! From a source to a stored image.
+
+use std::fs;
+use std::path::Path;
+
+use cas_store::{CaptureOptions, ChunkId, Store, StoreError};
+
+use super::config::ImageConfig;
+use super::contents::Contents;
+use super::debian;
+use super::error::{EntryError, ImageError};
+use super::ext4::Ext4Image;
+use super::library::{COLLECTION, DESCRIPTION, Image, ImageInfo, MAP, PACKS};
+use super::map::{CHUNK_BYTES, ImageMap};
+use super::{prepare, source};
+use crate::artifact::name::valid_name;
+use crate::artifact::staging::{PublishError, Staging};
+use crate::artifact::time;
+use crate::progress::{Phase, Progress};
+
+/// Directory of the passing store that writes the packs.
+const PASSING_STORE: &str = "store";
+
+/// Imports a root directory, a tar archive (plain, gzip, zstd or xz), a
+/// `docker save` archive or an OCI layout (directory or archive) under
+/// `name`. When this returns, the image is durable.
+///
+/// # Errors
+///
+/// [`ImageError::Exists`] if the name is taken: nothing is overwritten. A
+/// damaged source is refused by archive and entry, and leaves nothing.
+pub fn import(
+    home: &Path,
+    name: &str,
+    source: &Path,
+    progress: &dyn Progress,
+) -> Result<Image, ImageError> {
+    let job = Job::begin(home, name, progress)?;
+    let mut contents = Contents::new(job.stage.path())?;
+    let config = source::load(source, job.stage.path(), &mut contents, progress)?;
+    job.finish(contents, config, &source.display().to_string())
+}
+
+/// Builds a Debian image with mmdebstrap and imports it under `name`, with
+/// the packages `includes` beside those that every image has.
+///
+/// # Errors
+///
+/// [`ImageError::MissingProgram`] names the Debian package to install.
+pub fn build(
+    home: &Path,
+    name: &str,
+    includes: &[String],
+    progress: &dyn Progress,
+) -> Result<Image, ImageError> {
+    let job = Job::begin(home, name, progress)?;
+    let archive = debian::build_archive(job.stage.path(), includes, progress)?;
+    let mut contents = Contents::new(job.stage.path())?;
+    let origin = Path::new("mmdebstrap");
+    source::load_archive(archive, origin, &mut contents, progress)?;
+    job.finish(contents, ImageConfig::default(), "mmdebstrap")
+}
+
+/// One image on its way into the library.
+struct Job<'a> {
+    name: &'a str,
+    stage: Staging,
+    progress: &'a dyn Progress,
+}
+
+impl<'a> Job<'a> {
+    fn begin(home: &Path, name: &'a str, progress: &'a dyn Progress) -> Result<Self, ImageError> {
+        if !valid_name(name) {
+            return Err(ImageError::BadName { name: name.into() });
+        }
+        let collection = home.join(COLLECTION);
+        if fs::symlink_metadata(collection.join(name)).is_ok() {
+            return Err(ImageError::Exists { name: name.into() });
+        }
+        let stage = Staging::create(&collection)
+            .map_err(ImageError::io("make a directory in", &collection))?;
+        Ok(Self {
+            name,
+            stage,
+            progress,
+        })
+    }
+
+    /// Makes the file system, cuts it into chunks and publishes.
+    fn finish(
+        self,
+        mut contents: Contents,
+        config: ImageConfig,
+        origin: &str,
+    ) -> Result<Image, ImageError> {
+        prepare::prepare(&mut contents).map_err(|source| ImageError::Entry {
+            archive: origin.into(),
+            entry: "/".into(),
+            source: EntryError::Tree(source),
+        })?;
+        let Contents { mut tree, spool } = contents;
+        let image = Ext4Image::new(&mut tree, &spool).map_err(|source| ImageError::FileSystem {
+            archive: origin.into(),
+            source,
+        })?;
+        let (map, data_bytes, stored_bytes) = self.store_chunks(&image)?;
+        let info = ImageInfo {
+            v: 1,
+            created: time::now(),
+            source: origin.into(),
+            size_bytes: map.size_bytes(),
+            data_bytes,
+            stored_bytes,
+            config,
+        };
+        // Serialising a struct of strings and numbers cannot fail but for memory.
+        let description = serde_json::to_vec_pretty(&info).map_err(std::io::Error::from);
+        for (file, bytes) in [(MAP, Ok(map.encode())), (DESCRIPTION, description)] {
+            let path = self.stage.path().join(file);
+            bytes
+                .and_then(|bytes| fs::write(&path, bytes))
+                .map_err(ImageError::io("write", &path))?;
+        }
+        let name = self.name;
+        let dir = self.stage.publish(name).map_err(|error| match error {
+            PublishError::Taken => ImageError::Exists { name: name.into() },
+            PublishError::Io(source) => ImageError::io("publish", Path::new(name))(source),
+        })?;
+        Ok(Image::new(name, dir, info))
+    }
+
+    /// Writes the chunks into packs. Returns the map, the non-zero bytes and
+    /// what they take on disk.
+    fn store_chunks(&self, image: &Ext4Image<'_>) -> Result<(ImageMap, u64, u64), ImageError> {
+        let packs = self.stage.path().join(PACKS);
+        fs::create_dir(&packs).map_err(ImageError::io("make", &packs))?;
+        let store_dir = self.stage.path().join(PASSING_STORE);
+        let phase = Phase::begin(self.progress, "storing the image", Some(image.size_bytes()));
+        let result = write_packs(image, &store_dir, &packs, &phase);
+        let stored = result.map_err(|source| ImageError::Store {
+            name: self.name.into(),
+            source: Box::new(source),
+        })?;
+        fs::remove_dir_all(&store_dir).map_err(ImageError::io("remove", &store_dir))?;
+        Ok(stored)
+    }
+}
+
+/// Puts all chunks of a file system into a store of its own and links the
+/// packs into `packs`.
+fn write_packs(
+    image: &Ext4Image<'_>,
+    store_dir: &Path,
+    packs: &Path,
+    phase: &Phase<'_>,
+) -> Result<(ImageMap, u64, u64), ChunkingError> {
+    let store = Store::open(store_dir)?;
+    let capture = store.begin_capture(CaptureOptions::default())?;
+    let mut ids = Vec::new();
+    image.for_each_chunk(CHUNK_BYTES, |chunk| -> Result<(), ChunkingError> {
+        ids.push(chunk.map_or(Ok(ChunkId::ZERO), |bytes| capture.put(bytes))?);
+        phase.advance(CHUNK_BYTES as u64);
+        Ok(())
+    })?;
+    let sealed = capture.seal()?;
+    sealed.pin_into(packs, ids.iter().filter(|id| !id.is_zero()))?;
+    let stats = sealed.stats();
+    Ok((ImageMap::new(ids), stats.data_bytes, stats.written_bytes))
+}
+
+/// Either side of the way from the file system to the packs.
+#[derive(Debug, thiserror::Error)]
+enum ChunkingError {
+    #[error("the file contents cannot be read back")]
+    Spool(#[from] std::io::Error),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
