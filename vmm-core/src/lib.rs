@@ -18,9 +18,14 @@ mod gpa;
 pub mod host_side;
 pub mod hypervisor;
 pub mod irq;
+pub mod power;
 pub mod ram;
+pub mod serial;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tracker;
 pub mod unit;
+pub mod virtio;
 pub mod x86;
 
 pub use gpa::{Gpa, VcpuIndex};

@@ -1,0 +1,44 @@
+//! Virtio devices over the MMIO transport.
+//!
+//! # Model
+//!
+//! A [`VirtioMmio`] is one slot of the machine: the register block of the transport (virtio 1.2,
+//! section 4.2) as a [`crate::bus::BusDevice`], the queues, and the worker threads of one
+//! [`VirtioDevice`]: [`Blk`], [`Vsock`], [`Rng`] or [`Balloon`]. Slots, addresses and interrupts of
+//! machine model 1 are constants of [`slots`].
+//!
+//! A new `VirtioMmio` is *quiesced*: its workers take nothing from the queues until
+//! [`VirtioMmio::resume`]. [`VirtioMmio::quiesce`] brings it back to rest at a descriptor boundary:
+//! every descriptor chain is either untouched in the available ring or complete in the used ring, or
+//! is a disk flush that the saved state names. At rest it can be saved and restored by its
+//! [`crate::unit::StateUnit`] implementation; a restore recreates offered and accepted features and
+//! queue sizes as recorded. [`VirtioMmio::stop`] ends the threads; dropping does the same.
+//!
+//! # Trust
+//!
+//! The driver is hostile: bad ring or buffer addresses, loops, over-long chains and register writes
+//! in the wrong order make the device ask for a reset (`DEVICE_NEEDS_RESET`), fail the request or are
+//! ignored.
+
+mod balloon;
+mod blk;
+mod device;
+mod gate;
+mod io;
+mod mmio;
+mod rng;
+mod segments;
+pub mod slots;
+mod state;
+mod vsock;
+mod waker;
+
+pub use balloon::{Balloon, BalloonStats};
+pub use blk::{Blk, BlkError, MAX_ID_BYTES};
+pub use device::{DeviceError, VirtioDevice};
+pub use gate::Ticket;
+pub use io::{DeviceIo, Taken};
+pub use mmio::VirtioMmio;
+pub use rng::Rng;
+pub use segments::{ChainError, MAX_CHAIN_DESCRIPTORS, Segments};
+pub use vsock::{Vsock, VsockError};
