@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use cow_disk::testing::{CrashFile, CrashHost};
 use cow_disk::{Base, BaseReader, BlockDevice, Layer, LayeredDisk, Overlay};
@@ -14,17 +15,24 @@ const DISK: u64 = SECTORS as u64 * SECTOR;
 const DATA_OFFSET: u64 = 64 << 10;
 
 #[derive(Debug, Clone, Copy)]
-enum Op {
+enum Request {
     Write { at: u64, len: u64 },
     Zero { at: u64, len: u64 },
     WriteOfZeroes { at: u64, len: u64 },
     Discard { at: u64, len: u64 },
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Do(Request),
     Flush,
+    /// A flush, with requests by somebody else in the middle of its n-th sync.
+    FlushDuring(usize, Vec<Request>),
     Freeze,
     Flatten,
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn request() -> impl Strategy<Value = Request> {
     let sectors = || {
         let any = (0..SECTORS as u64, 1..12u64);
         let granules = (0..12u64, 1..4u64).prop_map(|(at, len)| (at * 8, len * 8));
@@ -34,11 +42,19 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(at, len): (u64, u64)| (at, len.min(SECTORS as u64 - at)))
     };
     prop_oneof![
-        8 => sectors().prop_map(|(at, len)| Op::Write { at, len }),
-        2 => sectors().prop_map(|(at, len)| Op::Zero { at, len }),
-        2 => sectors().prop_map(|(at, len)| Op::WriteOfZeroes { at, len }),
-        2 => sectors().prop_map(|(at, len)| Op::Discard { at, len }),
-        3 => Just(Op::Flush),
+        4 => sectors().prop_map(|(at, len)| Request::Write { at, len }),
+        1 => sectors().prop_map(|(at, len)| Request::Zero { at, len }),
+        1 => sectors().prop_map(|(at, len)| Request::WriteOfZeroes { at, len }),
+        1 => sectors().prop_map(|(at, len)| Request::Discard { at, len }),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let during = (0..3usize, prop::collection::vec(request(), 1..4));
+    prop_oneof![
+        14 => request().prop_map(Op::Do),
+        2 => Just(Op::Flush),
+        2 => during.prop_map(|(nth, requests)| Op::FlushDuring(nth, requests)),
         1 => Just(Op::Freeze),
         1 => Just(Op::Flatten),
     ]
@@ -68,6 +84,9 @@ impl BaseReader for TaggedBase {
     }
 }
 
+/// Sectors and what a request makes of them.
+type Effect = Vec<(usize, u32)>;
+
 /// Sectors hold one number all over; this one keeps what each of them may hold.
 struct Model {
     current: Vec<u32>,
@@ -90,24 +109,19 @@ impl Model {
     }
 
     /// The sectors a request changes and what it makes of them.
-    fn effect(&mut self, op: Op) -> Vec<(usize, u32)> {
-        let whole = |at: u64, len: u64| (at.div_ceil(8) * 8, (at + len) / 8 * 8);
-        match op {
-            Op::Write { at, len } => (at..at + len)
-                .map(|sector| {
+    fn effect(&mut self, request: Request) -> Effect {
+        let range = match request {
+            Request::Write { at, len } => {
+                let tagged = (at..at + len).map(|sector| {
                     self.next_tag += 1;
                     (sector as usize, self.next_tag)
-                })
-                .collect(),
-            Op::Zero { at, len } | Op::WriteOfZeroes { at, len } => {
-                (at..at + len).map(|sector| (sector as usize, 0)).collect()
+                });
+                return tagged.collect();
             }
-            Op::Discard { at, len } => {
-                let (start, end) = whole(at, len);
-                (start..end).map(|sector| (sector as usize, 0)).collect()
-            }
-            Op::Flush | Op::Freeze | Op::Flatten => Vec::new(),
-        }
+            Request::Zero { at, len } | Request::WriteOfZeroes { at, len } => at..at + len,
+            Request::Discard { at, len } => at.div_ceil(8) * 8..(at + len) / 8 * 8,
+        };
+        range.map(|sector| (sector as usize, 0)).collect()
     }
 
     fn done(&mut self, effect: &[(usize, u32)]) {
@@ -117,9 +131,14 @@ impl Model {
         }
     }
 
-    fn flushed(&mut self) {
-        for (possible, current) in self.possible.iter_mut().zip(&self.current) {
-            *possible = vec![*current];
+    /// A flush has ended that began when the sectors were like `then`; `during` it there were
+    /// others.
+    fn flushed(&mut self, then: &[u32], during: &[Effect]) {
+        for (possible, tag) in self.possible.iter_mut().zip(then) {
+            *possible = vec![*tag];
+        }
+        for &(sector, tag) in during.iter().flatten() {
+            self.possible[sector].push(tag);
         }
     }
 
@@ -148,8 +167,33 @@ impl Model {
 struct Machine {
     host: CrashHost,
     files: Vec<CrashFile>,
-    disk: LayeredDisk,
+    disk: Arc<LayeredDisk>,
     model: Model,
+}
+
+/// Sends a request; false if the host has stopped.
+fn send(disk: &LayeredDisk, request: Request, effect: &Effect) -> bool {
+    match request {
+        Request::Write { at, .. } | Request::WriteOfZeroes { at, .. } => {
+            let data: Vec<u8> = effect
+                .iter()
+                .flat_map(|(_, tag)| tag.to_le_bytes().repeat(128))
+                .collect();
+            disk.write_at(at * SECTOR, &data).is_ok()
+        }
+        Request::Zero { at, len } => disk.write_zeroes(at * SECTOR, len * SECTOR).is_ok(),
+        Request::Discard { at, len } => disk.discard(at * SECTOR, len * SECTOR).is_ok(),
+    }
+}
+
+/// Runs `hook` during the n-th sync from now.
+fn during_sync(host: CrashHost, nth: usize, hook: impl FnOnce() + Send + 'static) {
+    let Some(later) = nth.checked_sub(1) else {
+        return host.during_next_sync(hook);
+    };
+    let again = host.clone();
+    let hook: Box<dyn FnOnce() + Send> = Box::new(hook);
+    host.during_next_sync(move || during_sync(again, later, hook));
 }
 
 fn base() -> Base {
@@ -164,33 +208,65 @@ impl Machine {
         Self {
             host,
             files: vec![file],
-            disk: LayeredDisk::new(base(), Vec::new(), top).unwrap(),
+            disk: Arc::new(LayeredDisk::new(base(), Vec::new(), top).unwrap()),
             model: Model::new(),
         }
     }
 
-    fn run(&mut self, op: Op, effect: &[(usize, u32)]) -> bool {
+    /// Runs an operation; if the host stops, returns what was in flight.
+    fn run(&mut self, op: &Op) -> Result<(), Effect> {
         let done = match op {
-            Op::Write { at, .. } | Op::WriteOfZeroes { at, .. } => {
-                let data: Vec<u8> = effect
-                    .iter()
-                    .flat_map(|(_, tag)| tag.to_le_bytes().repeat(128))
-                    .collect();
-                self.disk.write_at(at * SECTOR, &data).is_ok()
+            Op::Do(request) => {
+                let effect = self.model.effect(*request);
+                if !send(&self.disk, *request, &effect) {
+                    return Err(effect);
+                }
+                self.model.done(&effect);
+                true
             }
-            Op::Zero { at, len } => self.disk.write_zeroes(at * SECTOR, len * SECTOR).is_ok(),
-            Op::Discard { at, len } => self.disk.discard(at * SECTOR, len * SECTOR).is_ok(),
-            Op::Flush => self.disk.flush().is_ok(),
+            Op::Flush => return self.flush_during(0, &[]),
+            Op::FlushDuring(nth, requests) => return self.flush_during(*nth, requests),
             Op::Freeze => self.freeze().is_some(),
             Op::Flatten => self.flatten().is_some(),
         };
-        if done {
-            self.model.done(effect);
-            if matches!(op, Op::Flush) {
-                self.model.flushed();
+        if done { Ok(()) } else { Err(Vec::new()) }
+    }
+
+    fn flush_during(&mut self, nth: usize, requests: &[Request]) -> Result<(), Effect> {
+        let then = self.model.current.clone();
+        let work: Vec<_> = requests
+            .iter()
+            .map(|request| (*request, self.model.effect(*request)))
+            .collect();
+        let done = Arc::new(AtomicUsize::new(0));
+        let started = Arc::new(AtomicBool::new(false));
+        let hook = {
+            let (disk, work) = (Arc::clone(&self.disk), work.clone());
+            let (done, started) = (Arc::clone(&done), Arc::clone(&started));
+            move || {
+                started.store(true, Ordering::Relaxed);
+                for (request, effect) in work {
+                    if !send(&disk, request, &effect) {
+                        return;
+                    }
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
             }
+        };
+        during_sync(self.host.clone(), nth, hook);
+        let flushed = self.disk.flush();
+        self.host.during_next_sync(|| ());
+        let done = done.load(Ordering::Relaxed);
+        let effects: Vec<Effect> = work.into_iter().map(|(_, effect)| effect).collect();
+        effects[..done]
+            .iter()
+            .for_each(|effect| self.model.done(effect));
+        if flushed.is_ok() {
+            self.model.flushed(&then, &effects[..done]);
+            return Ok(());
         }
-        done
+        let in_flight = started.load(Ordering::Relaxed).then(|| effects.get(done));
+        Err(in_flight.flatten().cloned().unwrap_or_default())
     }
 
     fn freeze(&mut self) -> Option<()> {
@@ -229,7 +305,7 @@ impl Machine {
                 return false;
             }
         };
-        self.disk = LayeredDisk::new(base(), layers, top).unwrap();
+        self.disk = Arc::new(LayeredDisk::new(base(), layers, top).unwrap());
         true
     }
 
@@ -253,8 +329,7 @@ impl Machine {
         self.host.stop_at(self.host.operations() + stop_after);
         let mut in_flight = Vec::new();
         for op in ops {
-            let effect = self.model.effect(*op);
-            if !self.run(*op, &effect) {
+            if let Err(effect) = self.run(op) {
                 assert!(self.host.is_stopped());
                 in_flight = effect;
                 break;
@@ -316,25 +391,25 @@ proptest! {
 #[test]
 fn a_crash_at_each_operation() {
     let ops = [
-        Op::Write { at: 0, len: 16 },
-        Op::Write { at: 19, len: 1 },
+        Op::Do(Request::Write { at: 0, len: 16 }),
+        Op::Do(Request::Write { at: 19, len: 1 }),
         Op::Flush,
-        Op::Write { at: 0, len: 3 },
-        Op::WriteOfZeroes { at: 16, len: 8 },
-        Op::Discard { at: 0, len: 16 },
-        Op::Write { at: 4, len: 8 },
+        Op::Do(Request::Write { at: 0, len: 3 }),
+        Op::Do(Request::WriteOfZeroes { at: 16, len: 8 }),
+        Op::Do(Request::Discard { at: 0, len: 16 }),
+        Op::Do(Request::Write { at: 4, len: 8 }),
         Op::Flush,
         Op::Freeze,
-        Op::Write { at: 2, len: 40 },
-        Op::Discard { at: 8, len: 24 },
-        Op::Zero { at: 30, len: 30 },
+        Op::Do(Request::Write { at: 2, len: 40 }),
+        Op::Do(Request::Discard { at: 8, len: 24 }),
+        Op::Do(Request::Zero { at: 30, len: 30 }),
         Op::Flush,
-        Op::Write { at: 9, len: 1 },
+        Op::Do(Request::Write { at: 9, len: 1 }),
         Op::Freeze,
         Op::Flatten,
-        Op::Write { at: 60, len: 36 },
+        Op::Do(Request::Write { at: 60, len: 36 }),
         Op::Flush,
-        Op::Zero { at: 60, len: 36 },
+        Op::Do(Request::Zero { at: 60, len: 36 }),
     ];
     let mut whole = Machine::new(1);
     whole.live(&ops, u64::MAX / 2, Crash::Process, None);

@@ -1,6 +1,7 @@
 //! A host whose processes die and whose power fails.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +30,17 @@ struct Host {
     stopped: bool,
     torn_below_bytes: u64,
     random: u64,
+    during_sync: Hook,
+}
+
+/// What happens during the next sync.
+#[derive(Default)]
+struct Hook(Option<Box<dyn FnOnce() + Send>>);
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Hook").field(&self.0.is_some()).finish()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -51,6 +63,7 @@ impl CrashHost {
             torn_below_bytes,
             // Any seed will do but zero, from which xorshift never leaves.
             random: seed.wrapping_mul(2).wrapping_add(1),
+            during_sync: Hook::default(),
         })))
     }
 
@@ -74,6 +87,12 @@ impl CrashHost {
         self.host().stop_at = Some(operation);
     }
 
+    /// Runs `hook` in the middle of the next sync: what is in the file by then is durable, the sync
+    /// has not returned. It may write to the files, as another thread of the process would.
+    pub fn during_next_sync(&self, hook: impl FnOnce() + Send + 'static) {
+        self.host().during_sync = Hook(Some(Box::new(hook)));
+    }
+
     /// Whether that operation was reached.
     pub fn is_stopped(&self) -> bool {
         self.host().stopped
@@ -82,15 +101,13 @@ impl CrashHost {
     /// Goes on after the death of the process: nothing in the page cache is lost.
     pub fn restart_process(&self) {
         let mut host = self.host();
-        host.stop_at = None;
-        host.stopped = false;
+        host.go_on();
     }
 
     /// Goes on after a power loss.
     pub fn restart_power(&self) {
         let mut host = self.host();
-        host.stop_at = None;
-        host.stopped = false;
+        host.go_on();
         let mut files = std::mem::take(&mut host.files);
         for content in &mut files {
             host.lose(content);
@@ -104,6 +121,12 @@ impl CrashHost {
 }
 
 impl Host {
+    fn go_on(&mut self) {
+        self.stop_at = None;
+        self.stopped = false;
+        self.during_sync = Hook::default();
+    }
+
     /// A number below `bound`.
     fn random(&mut self, bound: usize) -> usize {
         self.random ^= self.random << 13;
@@ -239,6 +262,14 @@ impl OverlayFile for CrashFile {
         let content = &mut host.files[self.index];
         content.pending.clear();
         content.durable = content.cache.clone();
+        let hook = std::mem::take(&mut host.during_sync).0;
+        drop(host);
+        if let Some(hook) = hook {
+            hook();
+        }
+        if self.host.is_stopped() {
+            return Err(io::Error::other("the host has stopped"));
+        }
         Ok(())
     }
 
