@@ -43,7 +43,7 @@ impl fmt::Debug for Hook {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct Content {
     cache: Pages,
     durable: Pages,
@@ -65,6 +65,15 @@ impl CrashHost {
             random: seed.wrapping_mul(2).wrapping_add(1),
             during_sync: Hook::default(),
         })))
+    }
+
+    /// A copy of the host and its files as they are, to try another fate on; its files are had by
+    /// [`CrashFile::on`].
+    pub fn fork(&self, seed: u64) -> Self {
+        let host = self.host();
+        let fork = Self::new(seed, host.torn_below_bytes);
+        fork.host().files.clone_from(&host.files);
+        fork
     }
 
     /// A new, empty file. Its size is durable at once, its content is not.
@@ -196,6 +205,14 @@ pub struct CrashFile {
 }
 
 impl CrashFile {
+    /// The same file on a copy of its host.
+    pub fn on(&self, fork: &CrashHost) -> Self {
+        Self {
+            host: fork.clone(),
+            index: self.index,
+        }
+    }
+
     /// Runs a change page by page; the last operation reaches only some of them.
     fn change(
         &self,
