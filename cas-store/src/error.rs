@@ -235,6 +235,15 @@ impl StoreError {
 }
 
 impl ReadError {
+    /// Whether the chunk or its pack was not there, which another listing of the packs may mend.
+    pub(crate) fn is_absence(&self) -> bool {
+        match self {
+            Self::NotFound { .. } => true,
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_path_buf();
         move |source| Self::Io { path, source }

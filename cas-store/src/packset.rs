@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::backend::{OsBackend, StoreBackend};
-use crate::error::{ReadError, StoreError};
+use crate::error::{PackError, ReadError, StoreError};
 use crate::pack::layout::Entry;
 use crate::pack::reader::{EntryError, Pack};
 use crate::pack::{pack_path, parse_file_name};
@@ -92,6 +92,10 @@ impl PackSet {
 
     pub(crate) fn backend(&self) -> &Arc<dyn StoreBackend> {
         &self.backend
+    }
+
+    pub(crate) fn dirs(&self) -> &[PathBuf] {
+        &self.dirs
     }
 
     /// Adds one more file to look into.
@@ -218,7 +222,7 @@ impl PackSet {
             return Ok(len);
         }
         match self.try_get(id, buf) {
-            Err(ReadError::NotFound { .. }) => {
+            Err(error) if error.is_absence() => {
                 self.rescan()?;
                 self.try_get(id, buf)
             }
@@ -303,7 +307,7 @@ impl PackSet {
             let start = start.min(slots.len());
             for position in (start..slots.len()).chain(0..start) {
                 let slot = &slots[position];
-                let pack = match self.open.get(&*self.backend, slot) {
+                let pack = match self.open.get(&self.backend, slot) {
                     Ok(pack) => pack,
                     Err(ReadError::Io { source, .. })
                         if source.kind() == io::ErrorKind::NotFound =>
@@ -339,7 +343,7 @@ impl PackSet {
 
     /// Opens one pack of the set.
     pub(crate) fn open_slot(&self, slot: &Arc<PackSlot>) -> Result<Arc<Pack>, ReadError> {
-        self.open.get(&*self.backend, slot)
+        self.open.get(&self.backend, slot)
     }
 
     /// Calls `visit` for every chunk of every readable pack (a chunk in two packs comes twice).
@@ -403,6 +407,7 @@ impl PackSet {
 pub(crate) fn entry_error(id: &ChunkId, path: &Path, error: EntryError) -> ReadError {
     let path = path.to_path_buf();
     match error {
+        EntryError::Pack(PackError::Io(source)) => ReadError::Io { path, source },
         EntryError::Pack(source) => ReadError::DamagedPack {
             path,
             source: Arc::new(source),

@@ -57,6 +57,8 @@ impl Store {
         dir: impl Into<PathBuf>,
     ) -> Result<Self, StoreError> {
         let dir = dir.into();
+        let dir = std::path::absolute(&dir).map_err(StoreError::io("find", &dir))?;
+        create_durable(&*backend, &dir)?;
         for part in [PACKS, POINTS, LINEAGE, PINS, STAGING] {
             let path = dir.join(part);
             if backend.stat(&path).is_err() {
@@ -141,6 +143,23 @@ impl Store {
         let pin = self.pin(ids.clone())?;
         pin.chunks.pin_into(target, ids)
     }
+}
+
+/// Makes a directory and its missing parents, and makes their names durable: a point in a new store is saved only then.
+fn create_durable(backend: &dyn StoreBackend, dir: &Path) -> Result<(), StoreError> {
+    let missing: Vec<&Path> = dir
+        .ancestors()
+        .take_while(|path| backend.stat(path).is_err())
+        .collect();
+    backend
+        .create_dirs(dir)
+        .map_err(StoreError::io("create", dir))?;
+    for parent in missing.iter().rev().filter_map(|path| path.parent()) {
+        backend
+            .sync_dir(parent)
+            .map_err(StoreError::io("sync", parent))?;
+    }
+    Ok(())
 }
 
 /// Packs protected for a reader; see [`Store::pin`].

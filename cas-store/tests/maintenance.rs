@@ -408,3 +408,68 @@ fn a_sample_looks_at_some() {
         report.verified_chunks
     );
 }
+
+#[test]
+fn a_machine_lets_go_of_what_its_head_does_not_need() {
+    let memory = MemoryBackend::new();
+    let store = open(&memory);
+    memory.create_dirs(Path::new("/machine")).unwrap();
+    let mut heads = Vec::new();
+    for start in [1, 11] {
+        let session = capture(&store);
+        let ids = put(&session, start..start + 5);
+        session
+            .seal()
+            .unwrap()
+            .pin_into(Path::new("/machine"), &ids)
+            .unwrap();
+        heads.push(ids);
+    }
+    let machine = set(&memory, "/machine");
+    assert_eq!(machine.packs().unwrap().len(), 2);
+    let error = machine.keep_only(&[ChunkId::of(b"unknown")]).unwrap_err();
+    assert!(matches!(
+        error,
+        StoreError::Read(ReadError::NotFound { .. })
+    ));
+    assert_eq!(machine.packs().unwrap().len(), 2);
+    assert!(machine.keep_only(&heads[1]).unwrap() > 3000);
+    assert_eq!(machine.packs().unwrap().len(), 1);
+    assert!(read(&machine, &heads[1][4]) == chunk(15, 3000));
+    assert!(!machine.contains(&heads[0][0]).unwrap());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_set_of_very_many_packs_keeps_few_descriptors() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let options = CaptureOptions {
+        max_pack_chunks: 1,
+        ..CaptureOptions::default()
+    };
+    let session = store.begin_capture(options).unwrap();
+    let ids: Vec<_> = (1..401)
+        .map(|seed| session.put(&chunk(seed, 100)).unwrap())
+        .collect();
+    drop(session.seal().unwrap());
+    let packs = PackSet::open([store.packs_dir()]);
+    for _ in 0..2 {
+        for (seed, id) in (1..401).zip(&ids) {
+            assert!(read(&packs, id) == chunk(seed, 100));
+        }
+    }
+    let held = std::fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
+        let link = std::fs::read_link(entry.as_ref().unwrap().path());
+        link.is_ok_and(|path| path.starts_with(store.packs_dir()))
+    });
+    let held = held.count();
+    assert!((100..=256).contains(&held), "{held}");
+    // Gone under a closed descriptor: listed again, then not found.
+    assert_eq!(store.sweep(&chunks_of, false).unwrap().removed_packs, 400);
+    let errors = ids
+        .iter()
+        .filter(|id| packs.get(id, &mut [0; 100]).is_err())
+        .count();
+    assert!(errors >= 144, "{errors}");
+}

@@ -1,9 +1,11 @@
 //! An open pack: its index in memory, its bodies read where they lie.
 
-use std::sync::Arc;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::layout::{ENTRY_BYTES, Entry, FOOTER_BYTES, Footer, HEADER_BYTES};
-use crate::backend::StoreFile;
+use crate::backend::{StoreBackend, StoreFile};
 use crate::codec::decode_verified;
 use crate::error::{ChunkError, PackError};
 use crate::{ChunkId, PackId};
@@ -107,8 +109,10 @@ pub(crate) enum EntryError {
 pub(crate) struct Pack {
     pub(crate) id: PackId,
     pub(crate) index: PackIndex,
-    file: Arc<dyn StoreFile>,
     len_bytes: u64,
+    /// Closed while many packs are in use; each read then opens it anew.
+    file: Mutex<Option<Arc<dyn StoreFile>>>,
+    reopen: Option<(Arc<dyn StoreBackend>, PathBuf)>,
 }
 
 impl Pack {
@@ -122,12 +126,48 @@ impl Pack {
                 found: footer.id,
             });
         }
+        let file = Mutex::new(Some(file));
         Ok(Self {
             id: footer.id,
             index,
-            file,
             len_bytes,
+            file,
+            reopen: None,
         })
+    }
+
+    /// The same for a path; [`Self::close_file`] works then.
+    pub(crate) fn open_at(
+        backend: &Arc<dyn StoreBackend>,
+        path: &Path,
+        expected: &PackId,
+    ) -> Result<Self, PackError> {
+        let file = backend.open(path).map_err(PackError::Io)?;
+        let pack = Self::open(file, expected)?;
+        Ok(Self {
+            reopen: Some((Arc::clone(backend), path.to_path_buf())),
+            ..pack
+        })
+    }
+
+    /// Gives the descriptor back and keeps the index.
+    pub(crate) fn close_file(&self) {
+        if self.reopen.is_some() {
+            *self.file.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+
+    fn file(&self) -> io::Result<Arc<dyn StoreFile>> {
+        let open = self
+            .file
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        match (open, &self.reopen) {
+            (Some(file), _) => Ok(file),
+            (None, Some((backend, path))) => backend.open(path),
+            (None, None) => Err(io::ErrorKind::NotFound.into()),
+        }
     }
 
     pub(crate) fn len_bytes(&self) -> u64 {
@@ -138,9 +178,8 @@ impl Pack {
     pub(crate) fn read_stored(&self, entry: &Entry, out: &mut Vec<u8>) -> Result<(), PackError> {
         self.index.validate_entry(entry)?;
         out.resize(entry.stored_len as usize, 0);
-        self.file
-            .read_exact_at(out, entry.offset)
-            .map_err(PackError::Io)
+        let file = self.file().map_err(PackError::Io)?;
+        file.read_exact_at(out, entry.offset).map_err(PackError::Io)
     }
 
     /// Decodes the entry into the front of `out`, verifies it and returns its length.

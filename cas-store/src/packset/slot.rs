@@ -49,17 +49,17 @@ impl PackSlot {
     }
 
     /// Opens the pack; the flag says whether it was closed before. Damage is remembered, trouble of the system is not.
-    pub(super) fn open(&self, backend: &dyn StoreBackend) -> Result<(Arc<Pack>, bool), ReadError> {
+    pub(super) fn open(
+        &self,
+        backend: &Arc<dyn StoreBackend>,
+    ) -> Result<(Arc<Pack>, bool), ReadError> {
         let mut state = self.state();
         match &*state {
             SlotState::Open(pack) => return Ok((Arc::clone(pack), false)),
             SlotState::Damaged(source) => return Err(self.damaged(Arc::clone(source))),
             SlotState::Closed => {}
         }
-        let file = backend
-            .open(&self.path)
-            .map_err(ReadError::io(&self.path))?;
-        match Pack::open(file, &self.id) {
+        match Pack::open_at(backend, &self.path, &self.id) {
             Ok(pack) => {
                 let pack = Arc::new(pack);
                 *state = SlotState::Open(Arc::clone(&pack));
