@@ -50,10 +50,10 @@ fn image_archive(cache_folder: &Path) -> Result<PathBuf> {
             .args([
                 "--quiet",
                 "--mode=auto",
-                "--variant=minbase",
+                "--variant=essential",
                 "--format=tar",
             ])
-            .arg(format!("--include={IMAGE_PACKAGES}"))
+            .arg(format!("--include={}", packages.join(",")))
             .arg("bookworm")
             .arg(path);
         process::capture(&mut command).map(drop)
