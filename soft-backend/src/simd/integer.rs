@@ -1,5 +1,10 @@
 //! Lane-wise integer instructions: the same function serves MMX and XMM.
 
+#![cfg_attr(target_arch = "x86_64", allow(dead_code))] // twins of host instructions: for tests
+
+#[cfg(any(test, not(target_arch = "x86_64")))]
+pub(super) use super::shuffle::{unpack_bytes, unpack_words};
+
 use super::lanes::{
     bytes, dwords, from_dwords, from_qwords, from_words, map8, map16, map32, map64, qwords, words,
 };

@@ -108,6 +108,7 @@ pub struct SimdHandler {
 
 mod crc;
 mod float;
+mod host;
 mod integer;
 mod lane;
 mod lanes;

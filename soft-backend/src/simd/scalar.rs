@@ -329,7 +329,33 @@ pub(super) fn extreme<const W: u32>(a: u64, b: u64, max: bool, mxcsr: Mxcsr) -> 
 }
 
 /// To a signed integer of `bits` bits, in the low bits.
+#[inline]
 pub(super) fn to_int<const W: u32>(a: u64, bits: u32, rounding: Rounding, mxcsr: Mxcsr) -> Lane {
+    if rounding == Rounding::Zero
+        && mxcsr.is_settled()
+        && let Some(value) = truncated::<W>(a, bits)
+    {
+        return Lane {
+            bits: value as u64 & (!0 >> (64 - bits)),
+            flags: 0,
+        };
+    }
+    to_int_in_integers::<W>(a, bits, rounding, mxcsr)
+}
+
+/// The host's truncation of a value well inside the range of `bits` bits.
+#[inline]
+fn truncated<const W: u32>(a: u64, bits: u32) -> Option<i64> {
+    let value = if W == 32 {
+        f64::from(f32::from_bits(a as u32))
+    } else {
+        f64::from_bits(a)
+    };
+    let limit = if bits == 32 { 2.0e9 } else { 9.0e18 };
+    (value.abs() < limit).then_some(value as i64)
+}
+
+fn to_int_in_integers<const W: u32>(a: u64, bits: u32, rounding: Rounding, mxcsr: Mxcsr) -> Lane {
     let a = mxcsr.input::<W>(a);
     let invalid = Lane {
         bits: 1 << (bits - 1),
@@ -359,7 +385,20 @@ pub(super) fn to_int<const W: u32>(a: u64, bits: u32, rounding: Rounding, mxcsr:
 }
 
 /// From a signed integer.
+#[inline]
 pub(super) fn from_int<const W: u32>(value: i64, mxcsr: Mxcsr) -> Lane {
+    if mxcsr.is_settled() {
+        let bits = if W == 32 {
+            u64::from((value as f32).to_bits())
+        } else {
+            (value as f64).to_bits()
+        };
+        return Lane { bits, flags: 0 };
+    }
+    from_int_in_integers::<W>(value, mxcsr)
+}
+
+fn from_int_in_integers<const W: u32>(value: i64, mxcsr: Mxcsr) -> Lane {
     if value == 0 {
         return Lane { bits: 0, flags: 0 };
     }
@@ -368,7 +407,22 @@ pub(super) fn from_int<const W: u32>(value: i64, mxcsr: Mxcsr) -> Lane {
 }
 
 /// Between binary32 and binary64.
+#[inline]
 pub(super) fn resize<const FROM: u32, const TO: u32>(a: u64, mxcsr: Mxcsr) -> Lane {
+    if mxcsr.is_settled() && is_tame::<FROM>(a) {
+        let bits = if FROM == 32 {
+            f64::from(f32::from_bits(a as u32)).to_bits()
+        } else {
+            u64::from((f64::from_bits(a) as f32).to_bits())
+        };
+        if is_clear::<TO>(bits) || a << (65 - FROM) == 0 {
+            return Lane { bits, flags: 0 };
+        }
+    }
+    resize_in_integers::<FROM, TO>(a, mxcsr)
+}
+
+fn resize_in_integers<const FROM: u32, const TO: u32>(a: u64, mxcsr: Mxcsr) -> Lane {
     let a = mxcsr.input::<FROM>(a);
     let sign = negative::<FROM>(a);
     match kind::<FROM>(a) {

@@ -82,6 +82,7 @@ pub(super) fn phsubd(v: u128) -> u64 {
 }
 
 /// Interleaves the low halves, lanes of bytes.
+#[cfg_attr(all(target_arch = "x86_64", not(test)), allow(dead_code))] // twin of a host instruction
 pub(super) fn unpack_bytes(a: u128, b: u128) -> u128 {
     let (a, b) = (bytes(a), bytes(b));
     from_bytes(std::array::from_fn(|i| {
@@ -90,6 +91,7 @@ pub(super) fn unpack_bytes(a: u128, b: u128) -> u128 {
 }
 
 /// Interleaves the low halves, lanes of words.
+#[cfg_attr(all(target_arch = "x86_64", not(test)), allow(dead_code))] // twin of a host instruction
 pub(super) fn unpack_words(a: u128, b: u128) -> u128 {
     let (a, b) = (words(a), words(b));
     from_words(std::array::from_fn(|i| {
@@ -331,5 +333,5 @@ pub(super) fn widen<const FROM: u32, const TO: u32, const SIGNED: bool>(v: u128)
 
 /// MASKMOVQ, MASKMOVDQU: store the bytes whose mask byte has the top bit set.
 pub(super) fn mask_move(value: u128, mask: u128) -> (u128, u16) {
-    (value, super::integer::pmovmskb(mask) as u16)
+    (value, super::host::pmovmskb(mask) as u16)
 }

@@ -2,7 +2,7 @@
 
 use super::Operand::{Gpr32, Gpr64, Mmx, Xmm};
 use super::table::{apply, from, full, mem, mmx, or as either, part, value, xmm};
-use super::{Exec, Operand, SimdHandler, integer, shuffle};
+use super::{Exec, Operand, SimdHandler, host, integer, shuffle};
 use iced_x86::Code;
 use iced_x86::Code as C;
 
@@ -94,14 +94,14 @@ fn lanes(code: Code, m: bool) -> Option<SimdHandler> {
         C::Phaddd_mm_mmm64 => mmx!(m, 8, |a, b| shuffle::paired(a, b, shuffle::phaddd)),
         C::Phsubd_xmm_xmmm128 => xmm!(m, |a, b| shuffle::each(a, b, shuffle::phsubd)),
         C::Phsubd_mm_mmm64 => mmx!(m, 8, |a, b| shuffle::paired(a, b, shuffle::phsubd)),
-        C::Punpcklbw_xmm_xmmm128 => xmm!(m, shuffle::unpack_bytes),
-        C::Punpckhbw_xmm_xmmm128 => xmm!(m, |a, b| shuffle::unpack_bytes(a >> 64, b >> 64)),
-        C::Punpcklbw_mm_mmm32 => mmx!(m, 4, shuffle::unpack_bytes),
-        C::Punpckhbw_mm_mmm64 => mmx!(m, 8, |a, b| shuffle::unpack_bytes(a, b) >> 64),
-        C::Punpcklwd_xmm_xmmm128 => xmm!(m, shuffle::unpack_words),
-        C::Punpckhwd_xmm_xmmm128 => xmm!(m, |a, b| shuffle::unpack_words(a >> 64, b >> 64)),
-        C::Punpcklwd_mm_mmm32 => mmx!(m, 4, shuffle::unpack_words),
-        C::Punpckhwd_mm_mmm64 => mmx!(m, 8, |a, b| shuffle::unpack_words(a, b) >> 64),
+        C::Punpcklbw_xmm_xmmm128 => xmm!(m, host::unpack_bytes),
+        C::Punpckhbw_xmm_xmmm128 => xmm!(m, |a, b| host::unpack_bytes(a >> 64, b >> 64)),
+        C::Punpcklbw_mm_mmm32 => mmx!(m, 4, host::unpack_bytes),
+        C::Punpckhbw_mm_mmm64 => mmx!(m, 8, |a, b| host::unpack_bytes(a, b) >> 64),
+        C::Punpcklwd_xmm_xmmm128 => xmm!(m, host::unpack_words),
+        C::Punpckhwd_xmm_xmmm128 => xmm!(m, |a, b| host::unpack_words(a >> 64, b >> 64)),
+        C::Punpcklwd_mm_mmm32 => mmx!(m, 4, host::unpack_words),
+        C::Punpckhwd_mm_mmm64 => mmx!(m, 8, |a, b| host::unpack_words(a, b) >> 64),
         C::Punpckldq_xmm_xmmm128 => xmm!(m, shuffle::unpack_dwords),
         C::Punpckhdq_xmm_xmmm128 => xmm!(m, |a, b| shuffle::unpack_dwords(a >> 64, b >> 64)),
         C::Punpckldq_mm_mmm32 => mmx!(m, 4, shuffle::unpack_dwords),
@@ -172,8 +172,8 @@ fn single_lane(code: Code, m: bool) -> Option<SimdHandler> {
         C::Pextrw_r32_xmm_imm8 => value(Gpr32, Xmm, |_, v, i| Ok(shuffle::pextrw(v, i))),
         C::Pextrb_r32m8_xmm_imm8 => value(or(Gpr32, 1), Xmm, |_, v, i| Ok(shuffle::pextrb(v, i))),
         C::Pextrw_r32m16_xmm_imm8 => value(or(Gpr32, 2), Xmm, |_, v, i| Ok(shuffle::pextrw(v, i))),
-        C::Pmovmskb_r32_mm => value(Gpr32, Mmx, |_, v, _| Ok(integer::pmovmskb(v))),
-        C::Pmovmskb_r32_xmm => value(Gpr32, Xmm, |_, v, _| Ok(integer::pmovmskb(v))),
+        C::Pmovmskb_r32_mm => value(Gpr32, Mmx, |_, v, _| Ok(host::pmovmskb(v))),
+        C::Pmovmskb_r32_xmm => value(Gpr32, Xmm, |_, v, _| Ok(host::pmovmskb(v))),
         C::Movmskps_r32_xmm => value(Gpr32, Xmm, |_, v, _| Ok(integer::movmskps(v))),
         C::Movmskpd_r32_xmm => value(Gpr32, Xmm, |_, v, _| Ok(integer::movmskpd(v))),
         C::Pinsrw_mm_r64m16_imm8 => mmx_insert!(or(Gpr64, 2), shuffle::pinsrw_mmx),
@@ -183,8 +183,8 @@ fn single_lane(code: Code, m: bool) -> Option<SimdHandler> {
         C::Pextrw_r64_xmm_imm8 => value(Gpr64, Xmm, |_, v, i| Ok(shuffle::pextrw(v, i))),
         C::Pextrb_r64m8_xmm_imm8 => value(or(Gpr64, 1), Xmm, |_, v, i| Ok(shuffle::pextrb(v, i))),
         C::Pextrw_r64m16_xmm_imm8 => value(or(Gpr64, 2), Xmm, |_, v, i| Ok(shuffle::pextrw(v, i))),
-        C::Pmovmskb_r64_mm => value(Gpr64, Mmx, |_, v, _| Ok(integer::pmovmskb(v))),
-        C::Pmovmskb_r64_xmm => value(Gpr64, Xmm, |_, v, _| Ok(integer::pmovmskb(v))),
+        C::Pmovmskb_r64_mm => value(Gpr64, Mmx, |_, v, _| Ok(host::pmovmskb(v))),
+        C::Pmovmskb_r64_xmm => value(Gpr64, Xmm, |_, v, _| Ok(host::pmovmskb(v))),
         C::Movmskps_r64_xmm => value(Gpr64, Xmm, |_, v, _| Ok(integer::movmskps(v))),
         C::Movmskpd_r64_xmm => value(Gpr64, Xmm, |_, v, _| Ok(integer::movmskpd(v))),
         C::Pinsrd_xmm_rm32_imm8 => insert!(or(Gpr32, 4), shuffle::pinsrd),

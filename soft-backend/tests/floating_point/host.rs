@@ -1,17 +1,13 @@
-//! Compares the software CPU's floating-point and vector instructions with the host CPU's, bit by bit.
-//!
-//! Encodings are found by decoding every opcode of the maps, so no instruction is left out.
-//! `SMOLVM_FP_ROUNDS` sets the number of operands tried per encoding.
-#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
+//! Comparison with the host CPU, bit by bit.
 
-mod core;
-mod native;
-mod random;
-
-use crate::core::Emulated;
-use crate::native::{Context, Native};
-use crate::random::Random;
-use iced_x86::{Code, CpuidFeature, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
+use super::context::{Context, random_context, shape_memory};
+use super::core::Emulated;
+use super::encodings::{
+    Encoding, decode, is_approximate, is_transcendental, simd_encodings, x87_encodings,
+};
+use super::native::Native;
+use super::random::Random;
+use iced_x86::{Instruction, Mnemonic, OpKind};
 use soft_backend::fpu::FpState;
 use soft_backend::fpu::f80::F80;
 use soft_backend::fpu::image::FxLayout;
@@ -23,230 +19,6 @@ fn rounds(default: u64) -> u64 {
         .ok()
         .and_then(|text| text.parse().ok())
         .unwrap_or(default)
-}
-
-#[derive(Clone)]
-struct Encoding {
-    bytes: Vec<u8>,
-    instruction: Instruction,
-}
-
-fn decode(bytes: &[u8]) -> Option<Encoding> {
-    let instruction = Decoder::new(64, bytes, DecoderOptions::NONE).decode();
-    (!instruction.is_invalid()).then(|| Encoding {
-        bytes: bytes[..instruction.len()].to_vec(),
-        instruction,
-    })
-}
-
-fn has_feature(code: Code, features: &[CpuidFeature]) -> bool {
-    code.cpuid_features().iter().any(|f| features.contains(f))
-}
-
-/// Every register number of D8..DF and one memory form each.
-fn x87_encodings() -> Vec<Encoding> {
-    let mut found = Vec::new();
-    for opcode in 0xd8..=0xdf {
-        for modrm in (0xc0..=0xff).chain((0..8).map(|reg| reg << 3 | 6)) {
-            found.extend(decode(&[opcode, modrm]));
-            if modrm < 0xc0 && matches!(opcode, 0xd9 | 0xdd) {
-                found.extend(decode(&[0x66, opcode, modrm]));
-            }
-        }
-    }
-    found
-}
-
-/// Registers 2 (reg) and 1 (r/m), and memory at RSI, for the SSE and MMX opcodes.
-fn simd_encodings() -> Vec<Encoding> {
-    use CpuidFeature as F;
-    let features = [
-        F::MMX,
-        F::SSE,
-        F::SSE2,
-        F::SSE3,
-        F::SSSE3,
-        F::SSE4_1,
-        F::SSE4_2,
-    ];
-    let mut found: BTreeMap<(Code, bool), Encoding> = BTreeMap::new();
-    let maps: [&[u8]; 3] = [&[0x0f], &[0x0f, 0x38], &[0x0f, 0x3a]];
-    for prefix in [None, Some(0x66), Some(0xf3), Some(0xf2)] {
-        for rex in [None, Some(0x48)] {
-            for map in maps {
-                for opcode in 0..=255u8 {
-                    for modrm in (0..8).flat_map(|reg| [0xc1 | reg << 3, 6 | reg << 3]) {
-                        let group = map.len() == 1 && matches!(opcode, 0x71..=0x73);
-                        if (modrm >> 3 & 7 != 2) && !group {
-                            continue;
-                        }
-                        let bytes: Vec<u8> = prefix
-                            .into_iter()
-                            .chain(rex)
-                            .chain(map.iter().copied())
-                            .chain([opcode, modrm, 0])
-                            .collect();
-                        let Some(e) = decode(&bytes) else { continue };
-                        let code = e.instruction.code();
-                        if has_feature(code, &features) && !is_core(code) {
-                            found.entry((code, modrm < 0xc0)).or_insert(e);
-                        }
-                    }
-                }
-            }
-        }
-    }
-    found.into_values().collect()
-}
-
-/// Instructions that the contract leaves to the core.
-fn is_core(code: Code) -> bool {
-    use Mnemonic as M;
-    matches!(
-        code.mnemonic(),
-        M::Prefetchnta
-            | M::Prefetcht0
-            | M::Prefetcht1
-            | M::Prefetcht2
-            | M::Lfence
-            | M::Mfence
-            | M::Sfence
-            | M::Crc32
-            | M::Movnti
-            | M::Fxsave
-            | M::Fxsave64
-            | M::Fxrstor
-            | M::Fxrstor64
-            | M::Ldmxcsr
-            | M::Stmxcsr
-    )
-}
-
-#[test]
-fn every_instruction_has_a_handler() {
-    use CpuidFeature as F;
-    let features = [
-        F::FPU,
-        F::FPU287,
-        F::FPU387,
-        F::MMX,
-        F::SSE,
-        F::SSE2,
-        F::SSE3,
-        F::SSSE3,
-        F::SSE4_1,
-        F::SSE4_2,
-    ];
-    // Only the 80287XL and 80387SL have these.
-    let obsolete = [
-        Code::Fstdw_AX,
-        Code::Fstsg_AX,
-        Code::Fnstdw_AX,
-        Code::Fnstsg_AX,
-    ];
-    let missing: Vec<Code> = Code::values()
-        .filter(|&code| has_feature(code, &features) && !is_core(code))
-        .filter(|code| !obsolete.contains(code))
-        .filter(|&code| {
-            soft_backend::fpu::x87::lookup(code).is_none()
-                && soft_backend::simd::lookup(code, false).is_none()
-                && soft_backend::simd::lookup(code, true).is_none()
-        })
-        .collect();
-    assert!(missing.is_empty(), "no handler: {missing:?}");
-}
-
-fn is_transcendental(code: Code) -> bool {
-    matches!(
-        code,
-        Code::F2xm1
-            | Code::Fyl2x
-            | Code::Fyl2xp1
-            | Code::Fptan
-            | Code::Fpatan
-            | Code::Fsin
-            | Code::Fcos
-            | Code::Fsincos
-    )
-}
-
-fn random_context(r: &mut Random) -> Context {
-    let mut s = FpState::default();
-    for v in &mut s.xmm {
-        *v = r.vector();
-    }
-    for reg in &mut s.x87.regs {
-        *reg = F80::from_bits(r.f80());
-    }
-    if r.one_in(3) {
-        s.x87.regs[1] = s.x87.regs[0];
-    }
-    s.x87.top = r.below(8) as u8;
-    s.x87.in_use = match r.below(5) {
-        0 => 0xff,
-        1 => r.next() as u8,
-        _ => !(1 << ((s.x87.top + 7) & 7)),
-    };
-    let masks = if r.one_in(3) {
-        r.next() as u16 & 0x3f
-    } else {
-        0x3f
-    };
-    let precision = [0, 2, 3, 3, 3, 3, 3][r.below(7) as usize];
-    s.x87.fcw = masks | precision << 8 | (r.below(4) as u16) << 10 | 0x40;
-    s.x87.fsw = r.next() as u16 & (masks | 0x4700) & !(if r.one_in(2) { 0x3f } else { 0 });
-    let masks = if r.one_in(4) {
-        r.next() as u32 & 0x3f
-    } else {
-        0x3f
-    };
-    let flags = match r.below(3) {
-        0 => 0,
-        1 => 0x20,
-        _ => r.next() as u32 & 0x3f,
-    };
-    let rounding = if r.one_in(2) { 0 } else { r.below(4) as u32 };
-    let zeroing = if r.one_in(3) {
-        r.next() as u32 & 0x8040
-    } else {
-        0
-    };
-    s.mxcsr = masks << 7 | flags | rounding << 13 | zeroing;
-    let mut context = Context::new();
-    s.fxsave(&mut context.fx, FxLayout::FULL);
-    for g in &mut context.gpr {
-        *g = r.integer();
-    }
-    context.flags_in = 0x202 | r.next() & 0x8d5;
-    for chunk in context.mem.chunks_exact_mut(16) {
-        chunk.copy_from_slice(&r.vector().to_le_bytes());
-    }
-    context
-}
-
-/// Memory that suits the instruction's operand.
-fn shape_memory(r: &mut Random, instruction: &Instruction, context: &mut Context) {
-    use iced_x86::MemorySize as S;
-    let bytes = match instruction.memory_size() {
-        S::Float32 => u128::from(r.f32()),
-        S::Float64 => u128::from(r.f64()),
-        S::Float80 => r.f80(),
-        S::Int16 | S::Int32 | S::Int64 => u128::from(r.integer()),
-        S::Bcd => {
-            let digits = (0..18).fold(0u128, |v, _| v << 4 | u128::from(r.below(10)));
-            digits | u128::from(r.next() & 0x80) << 72
-        }
-        S::FpuEnv14 | S::FpuEnv28 | S::FpuState94 | S::FpuState108 => {
-            for byte in &mut context.mem {
-                *byte = r.next() as u8;
-            }
-            // Nothing may be pending, or the stub's FXSAVE sees other pointers.
-            context.mem[0] |= 0x3f;
-            return;
-        }
-        _ => return,
-    };
-    context.mem[..16].copy_from_slice(&bytes.to_le_bytes());
 }
 
 /// Blanks the last-instruction pointers, which the core keeps, in an FNSTENV image.
@@ -391,9 +163,7 @@ fn compare_all(encodings: &[Encoding], rounds: u64, seed: u64) {
     let mut failures: BTreeMap<String, u64> = BTreeMap::new();
     for (number, encoding) in encodings.iter().enumerate() {
         let mut r = Random::new(seed + number as u64);
-        let last = encoding.instruction.op_count().saturating_sub(1);
-        let immediate = encoding.instruction.op_count() > 0
-            && encoding.instruction.op_kind(last) == OpKind::Immediate8;
+        let immediate = ends_in_immediate(encoding);
         let mut encoding = encoding.clone();
         for _ in 0..rounds {
             if immediate {
@@ -442,14 +212,6 @@ fn x87_equals_the_host() {
         .collect();
     assert!(encodings.len() > 400, "{} encodings", encodings.len());
     compare_all(&encodings, rounds(150), 1);
-}
-
-fn is_approximate(code: Code) -> bool {
-    use Mnemonic as M;
-    matches!(
-        code.mnemonic(),
-        M::Rcpps | M::Rcpss | M::Rsqrtps | M::Rsqrtss
-    )
 }
 
 #[test]
@@ -504,4 +266,44 @@ fn transcendentals_equal_the_host() {
         .filter(|e| is_transcendental(e.instruction.code()))
         .collect();
     compare_all(&encodings, rounds(1000), 4);
+}
+
+/// Memory operands that must be aligned fault at RSI + 8, the others do not.
+#[test]
+fn alignment_is_that_of_the_host() {
+    use soft_backend::simd::{self, Operand};
+    let native = Native::new();
+    let mut seen = 0;
+    for encoding in simd_encodings() {
+        let code = encoding.instruction.code();
+        let is_memory = |n| encoding.instruction.op_kind(n) == OpKind::Memory;
+        if !(0..encoding.instruction.op_count()).any(is_memory) {
+            continue;
+        }
+        // The ModRM byte is last but for an immediate; a displacement of 8 goes behind it.
+        let immediate = usize::from(ends_in_immediate(&encoding));
+        let mut bytes = encoding.bytes.clone();
+        let modrm = bytes.len() - 1 - immediate;
+        bytes[modrm] |= 0x40;
+        bytes.insert(modrm + 1, 8);
+        let handler = simd::lookup(code, true).unwrap();
+        let aligned = [handler.dst, handler.src]
+            .iter()
+            .any(|operand| matches!(operand, Operand::Mem { aligned: true, .. }));
+        let mut context = random_context(&mut Random::new(5));
+        // Nothing but alignment may fault.
+        context.fx[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
+        assert_eq!(
+            native.run(&bytes, &mut context),
+            aligned,
+            "{code:?} {bytes:02x?}"
+        );
+        seen += 1;
+    }
+    assert!(seen > 200, "{seen} memory forms");
+}
+
+fn ends_in_immediate(encoding: &Encoding) -> bool {
+    let last = encoding.instruction.op_count().saturating_sub(1);
+    encoding.instruction.op_kind(last) == OpKind::Immediate8
 }

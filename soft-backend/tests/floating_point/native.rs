@@ -1,45 +1,9 @@
 //! Runs one instruction on the host CPU with a chosen floating-point state.
 #![allow(unsafe_code)] // the host CPU is the oracle: generated code and a signal handler
 
+use super::context::Context;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-/// Bytes of memory an instruction under test may touch.
-pub(crate) const MEM_BYTES: usize = 128;
-
-/// State before and after the instruction; the stub knows the offsets.
-#[repr(C, align(64))]
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Context {
-    /// FXSAVE64 image.
-    pub(crate) fx: [u8; 512],
-    /// RAX, RCX, RDX.
-    pub(crate) gpr: [u64; 3],
-    unused: u64,
-    /// RFLAGS after.
-    pub(crate) flags_out: u64,
-    /// RFLAGS before.
-    pub(crate) flags_in: u64,
-    mxcsr_default: u64,
-    unused2: u64,
-    /// RSI and RDI point here.
-    pub(crate) mem: [u8; MEM_BYTES],
-}
-
-impl Context {
-    pub(crate) fn new() -> Self {
-        Self {
-            fx: [0; 512],
-            gpr: [0; 3],
-            unused: 0,
-            flags_out: 0,
-            flags_in: 0x202,
-            mxcsr_default: 0x1f80,
-            unused2: 0,
-            mem: [0; MEM_BYTES],
-        }
-    }
-}
 
 const SLOT: usize = 16;
 
@@ -62,13 +26,19 @@ static RESUME: AtomicU64 = AtomicU64::new(0);
 static FAULTED: AtomicBool = AtomicBool::new(false);
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-extern "C" fn on_sigfpe(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn on_fault(signal: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     FAULTED.store(true, Ordering::SeqCst);
     let context = context.cast::<libc::ucontext_t>();
     // SAFETY: the kernel hands a valid ucontext to an SA_SIGINFO handler.
     unsafe {
-        (*context).uc_mcontext.gregs[libc::REG_RIP as usize] =
-            RESUME.load(Ordering::SeqCst) as libc::greg_t;
+        let resume = RESUME.load(Ordering::SeqCst);
+        let rip = &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize];
+        if resume.wrapping_sub(*rip as u64) <= SLOT as u64 {
+            *rip = resume as libc::greg_t;
+        } else {
+            // Not the instruction under test.
+            libc::signal(signal, libc::SIG_DFL);
+        }
     }
 }
 
@@ -82,12 +52,12 @@ impl Native {
         // SAFETY: an anonymous mapping of its own; the handler is async-signal-safe.
         let page = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_sigfpe as *const () as usize;
+            action.sa_sigaction = on_fault as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO;
-            assert_eq!(
-                libc::sigaction(libc::SIGFPE, &raw const action, std::ptr::null_mut()),
-                0
-            );
+            for signal in [libc::SIGFPE, libc::SIGSEGV] {
+                let previous = std::ptr::null_mut();
+                assert_eq!(libc::sigaction(signal, &raw const action, previous), 0);
+            }
             libc::mmap(
                 std::ptr::null_mut(),
                 4096,
@@ -108,7 +78,7 @@ impl Native {
         Self { page }
     }
 
-    /// Executes `code` in `context`; true if it raised SIGFPE.
+    /// Executes `code` in `context`; true if it raised SIGFPE or SIGSEGV.
     pub(crate) fn run(&self, code: &[u8], context: &mut Context) -> bool {
         assert!(code.len() <= SLOT);
         let mut slot = [0x90; SLOT];
@@ -120,7 +90,7 @@ impl Native {
             Ordering::SeqCst,
         );
         // SAFETY: the page holds the stub; it saves what the ABI wants saved, touches only the
-        // context, and a SIGFPE resumes at its tail.
+        // context, and a fault resumes at its tail.
         unsafe {
             std::ptr::copy_nonoverlapping(slot.as_ptr(), self.page.add(HEAD.len()), SLOT);
             let stub: extern "C" fn(*mut Context) =

@@ -1,6 +1,6 @@
 //! The least core that can call the handlers: operands as the contract says.
 
-use super::native::{Context, MEM_BYTES};
+use super::context::{Context, MEM_BYTES};
 use iced_x86::{Instruction, OpKind, Register};
 use soft_backend::fpu::image::FxLayout;
 use soft_backend::fpu::{FpState, x87};
