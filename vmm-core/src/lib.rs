@@ -26,6 +26,7 @@ pub mod testing;
 pub mod tracker;
 pub mod unit;
 pub mod virtio;
+pub mod vmgenid;
 pub mod x86;
 
 pub use gpa::{Gpa, VcpuIndex};

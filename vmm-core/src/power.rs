@@ -15,7 +15,7 @@ pub const SLEEP_STATUS_PORT: u64 = POWER_PORT + 1;
 /// Port of the reset register (`RESET_REG` of the FADT).
 pub const RESET_PORT: u64 = POWER_PORT + 2;
 /// What resets the machine when written to [`RESET_PORT`] (`RESET_VALUE` of the FADT).
-pub const RESET_VALUE: u8 = 0x42;
+pub const RESET_VALUE: u8 = 1;
 /// The sleep type of power-off: the `_S5` object's first element.
 pub const SLEEP_TYPE_OFF: u8 = 5;
 
@@ -80,7 +80,7 @@ mod tests {
         let events = Arc::new(Mutex::new(Vec::new()));
         let sink = events.clone();
         let power = PowerControl::new(Arc::new(move |event| sink.lock().unwrap().push(event)));
-        for value in 0..=u8::MAX {
+        for value in (0..=u8::MAX).rev() {
             for offset in 0..4 {
                 power.write(offset, &[value]);
             }
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(
             *events.lock().unwrap(),
             [PowerEvent::PowerOff, PowerEvent::Reset],
-            "off is 0x34 at +0, reset is 0x42 at +2"
+            "off is 0x34 at +0, reset is 1 at +2"
         );
         let mut status = [0xaa];
         power.read(1, &mut status);

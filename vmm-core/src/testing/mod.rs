@@ -1,9 +1,13 @@
+//! Drivers and fuzz bodies for the devices (feature `testing`).
 //!
 //! [`Driver`] is a minimal, correct virtio driver over the register block of a
-//! the bytes given.
+//! [`crate::virtio::VirtioMmio`]; the `fuzz_` functions drive a device as a hostile guest would, by
+//! the bytes given: they return when the device has come to rest and its saved state was taken back.
 
 mod driver;
+mod fuzz;
 mod memory_disk;
 
 pub use driver::{Driver, TestIrq, test_ram};
+pub use fuzz::{fuzz_balloon, fuzz_blk, fuzz_rng, fuzz_serial, fuzz_vsock};
 pub use memory_disk::MemoryDisk;

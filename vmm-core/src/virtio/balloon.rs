@@ -208,3 +208,6 @@ impl VirtioDevice for Balloon {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,6 +19,40 @@
 //! The driver is hostile: bad ring or buffer addresses, loops, over-long chains and register writes
 //! in the wrong order make the device ask for a reset (`DEVICE_NEEDS_RESET`), fail the request or are
 //! ignored.
+//!
+//! # Not here
+//!
+//! Network and console have slots but no devices yet. Bytes on their way to a socket or a sink of
+//! the host are not saved.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use vmm_core::Gpa;
+//! use vmm_core::bus::Bus;
+//! use vmm_core::irq::IrqLine;
+//! use vmm_core::ram::{GuestRam, MemoryRegion, RamBacking, RamLayout};
+//! use vmm_core::unit::StateUnit;
+//! use vmm_core::virtio::{Rng, VirtioMmio, slots};
+//!
+//! struct Line;
+//! impl IrqLine for Line {
+//!     fn pulse(&self) {} // the IOAPIC's input slots::gsi(slots::RNG)
+//! }
+//!
+//! let region = MemoryRegion { start: Gpa(0), bytes: 2 << 20 };
+//! let ram = GuestRam::new(RamLayout::new(vec![region])?, &RamBacking::Anonymous)?;
+//! let rng = Arc::new(Rng::from_host()?);
+//! let slot = Arc::new(VirtioMmio::new("rng0", slots::RNG, rng, ram, Arc::new(Line))?);
+//! let mut mmio = Bus::new();
+//! mmio.insert(slots::mmio_base(slots::RNG).0, slots::MMIO_BYTES, slot.clone())?;
+//!
+//! slot.resume(); // before the vCPUs run
+//! slot.quiesce(); // after they have stopped
+//! let saved = slot.save()?;
+//! slot.restore(&saved)?;
+//! slot.stop();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod balloon;
 mod blk;

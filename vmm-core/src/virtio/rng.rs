@@ -91,3 +91,6 @@ impl VirtioDevice for Rng {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
