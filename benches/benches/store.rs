@@ -8,21 +8,25 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 
 const CHUNKS: usize = 256;
 
-/// Chunks that compress about as process memory does: words that repeat, with some noise.
+/// Chunks that compress about as process memory does: records of 96 bytes, most of them seen before in the chunk.
 fn data() -> Vec<Vec<u8>> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = || {
+    let mut next = move || {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         state
     };
     let mut chunk = |_| {
-        let mut chunk = Vec::with_capacity(MAX_CHUNK_BYTES);
+        let mut chunk: Vec<u8> = Vec::with_capacity(MAX_CHUNK_BYTES + 96);
         while chunk.len() < MAX_CHUNK_BYTES {
-            let word = next().to_le_bytes();
-            let times = 1 + (next() % 8) as usize;
-            (0..times).for_each(|_| chunk.extend_from_slice(&word));
+            let records = chunk.len() / 96;
+            if records > 0 && next() % 4 != 0 {
+                let at = (next() as usize % records) * 96;
+                chunk.extend_from_within(at..at + 96);
+            } else {
+                (0..12).for_each(|_| chunk.extend_from_slice(&next().to_le_bytes()));
+            }
         }
         chunk.truncate(MAX_CHUNK_BYTES);
         chunk

@@ -167,6 +167,12 @@ pub enum StoreError {
         /// The store's directory.
         path: PathBuf,
     },
+    /// The directory does not hold a store.
+    #[error("{} is not a store", path.display())]
+    NotAStore {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A write of this capture failed before; it can only be dropped.
     #[error("an earlier write of this capture failed")]
     CaptureFailed,

@@ -22,7 +22,7 @@ const LINE_HEAD: &str = "cas-store point line 1";
 pub struct PointEntry {
     /// The point.
     pub id: PointId,
-    /// The caller's line about it; empty if a crash came between record and line.
+    /// The caller's line about it; empty if a crash came between record and line, or if the line is damaged.
     pub meta: String,
     /// Whether the record is kept here.
     pub has_record: bool,
@@ -105,7 +105,7 @@ impl Store {
     /// Every point of the store's log, by id; also those whose record and directory are gone.
     ///
     /// # Errors
-    /// The directories cannot be read, or a line is malformed.
+    /// The directories cannot be read.
     pub fn points(&self) -> Result<Vec<PointEntry>, StoreError> {
         let mut ids = self.inner.ids_in(&self.inner.lineage_dir(), LINE_SUFFIX)?;
         let records = self.inner.record_ids()?;
@@ -160,11 +160,11 @@ impl Store {
         let Some(bytes) = bytes else {
             return Ok(Line::default());
         };
-        let malformed = || StoreError::Malformed {
-            path,
-            what: "not a point's line",
-        };
-        Line::decode(&bytes).ok_or_else(malformed)
+        Ok(Line::decode(&bytes).unwrap_or_else(|| {
+            // One damaged line must not hide the rest of the log; a directory it named is left alone by repack.
+            tracing::warn!(path = %path.display(), "malformed line of a point");
+            Line::default()
+        }))
     }
 
     fn write_line(&self, id: &PointId, line: &Line) -> Result<(), StoreError> {

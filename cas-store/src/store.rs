@@ -20,6 +20,7 @@ const LINEAGE: &str = "lineage";
 const PINS: &str = "pins";
 const STAGING: &str = "staging";
 const LOCK: &str = "lock";
+const PARTS: [&str; 5] = [PACKS, POINTS, LINEAGE, PINS, STAGING];
 
 /// A store of chunks. Cheap to clone; clones share one state.
 ///
@@ -59,7 +60,7 @@ impl Store {
         let dir = dir.into();
         let dir = std::path::absolute(&dir).map_err(StoreError::io("find", &dir))?;
         create_durable(&*backend, &dir)?;
-        for part in [PACKS, POINTS, LINEAGE, PINS, STAGING] {
+        for part in PARTS {
             let path = dir.join(part);
             if backend.stat(&path).is_err() {
                 backend
@@ -70,18 +71,40 @@ impl Store {
                     .map_err(StoreError::io("sync", &dir))?;
             }
         }
-        let packs = PackSet::with_backend(Arc::clone(&backend), [dir.join(PACKS)]);
-        let inner = Inner {
-            backend,
-            dir,
-            poisoned: AtomicBool::new(false),
-            packs,
-        };
+        let inner = Inner::new(backend, dir);
         if let Some(_lock) = inner.lock(LockMode::Exclusive, false)? {
             session::remove_dead(&inner)?;
         }
         Ok(Self {
             inner: Arc::new(inner),
+        })
+    }
+
+    /// Opens a store that must exist, for looking at it: nothing is created or removed by this, nor by the methods that
+    /// only read.
+    ///
+    /// # Errors
+    /// [`StoreError::NotAStore`].
+    pub fn open_existing(dir: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        Self::open_existing_with(Arc::new(OsBackend), dir)
+    }
+
+    /// The same on another backend.
+    ///
+    /// # Errors
+    /// [`StoreError::NotAStore`].
+    pub fn open_existing_with(
+        backend: Arc<dyn StoreBackend>,
+        dir: impl Into<PathBuf>,
+    ) -> Result<Self, StoreError> {
+        let dir = dir.into();
+        let dir = std::path::absolute(&dir).map_err(StoreError::io("find", &dir))?;
+        let is_dir = |part: &str| backend.stat(&dir.join(part)).is_ok_and(|stat| stat.is_dir);
+        if !PARTS.iter().all(|part| is_dir(part)) {
+            return Err(StoreError::NotAStore { path: dir });
+        }
+        Ok(Self {
+            inner: Arc::new(Inner::new(backend, dir)),
         })
     }
 
@@ -187,6 +210,16 @@ impl Pin {
 }
 
 impl Inner {
+    fn new(backend: Arc<dyn StoreBackend>, dir: PathBuf) -> Self {
+        let packs = PackSet::with_backend(Arc::clone(&backend), [dir.join(PACKS)]);
+        Self {
+            backend,
+            dir,
+            poisoned: AtomicBool::new(false),
+            packs,
+        }
+    }
+
     pub(crate) fn backend(&self) -> &dyn StoreBackend {
         &*self.backend
     }

@@ -6,8 +6,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use cas_store::{
-    CaptureOptions, ChunkId, Compression, MAX_CHUNK_BYTES, PackSet, PointId, ReadError, Store,
-    StoreError,
+    CaptureOptions, CheckLevel, ChunkId, Compression, MAX_CHUNK_BYTES, PackSet, PointId, ReadError,
+    Store, StoreError,
 };
 use common::{chunk, chunks_of, read};
 
@@ -297,4 +297,56 @@ fn a_damaged_chunk_is_an_error_unless_another_pack_has_it() {
     assert!(matches!(error, ReadError::DamagedChunk { chunk, .. } if chunk == id));
     assert_eq!(read(&PackSet::open([store.packs_dir(), copy]), &id), data);
     assert_eq!(std::fs::metadata(&pack).unwrap().nlink(), 1);
+}
+
+#[test]
+fn looking_at_a_store_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("store");
+    let error = Store::open_existing(&root).unwrap_err();
+    assert!(matches!(error, StoreError::NotAStore { .. }));
+    assert!(!root.exists());
+    std::fs::create_dir(&root).unwrap();
+    assert!(Store::open_existing(&root).is_err());
+    assert_eq!(files_in(&root), 0);
+
+    let store = Store::open(&root).unwrap();
+    store.put_point(&PointId([1; 32]), b"", "line").unwrap();
+    std::fs::remove_file(root.join("lock")).unwrap();
+    std::fs::write(root.join("staging/0123-0.tmp"), "a dead session's").unwrap();
+    let list = || {
+        let parts = ["", "packs", "points", "lineage", "pins", "staging"];
+        parts.map(|part| files_in(&root.join(part)))
+    };
+    let before = list();
+    let looked = Store::open_existing(&root).unwrap();
+    assert_eq!(looked.points().unwrap()[0].meta, "line");
+    assert!(
+        looked
+            .check(CheckLevel::Full, &chunks_of, &mut |_, _| {})
+            .unwrap()
+            .is_clean()
+    );
+    assert!(!looked.chunks().contains(&ChunkId::of(b"x")).unwrap());
+    assert_eq!(list(), before);
+    // A damaged line does not hide the others.
+    let line = root
+        .join("lineage")
+        .join(format!("{}.line", PointId([1; 32])));
+    std::fs::remove_file(&line).unwrap();
+    std::fs::write(&line, "?").unwrap();
+    store.put_point(&PointId([2; 32]), b"", "second").unwrap();
+    let metas: Vec<_> = looked
+        .points()
+        .unwrap()
+        .into_iter()
+        .map(|point| point.meta)
+        .collect();
+    assert_eq!(metas, ["", "second"]);
+}
+
+#[test]
+fn a_relative_store_stays_where_it_was_opened() {
+    let store = Store::open_existing("does-not-exist").unwrap_err();
+    assert!(matches!(store, StoreError::NotAStore { path } if path.is_absolute()));
 }
