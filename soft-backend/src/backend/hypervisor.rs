@@ -1,0 +1,139 @@
+//! Opening the backend and making VMs.
+
+use std::sync::Arc;
+
+use vmm_core::hypervisor::{
+    ArchSpec, Capabilities, CreatedVm, Hypervisor, HypervisorError, VmSpec, X86Capabilities,
+};
+use vmm_core::x86::{CpuProfile, CpuidEntry, CpuidTable};
+
+use super::vcpu::SoftBinder;
+use super::vm::SoftVm;
+
+/// Name of the backend.
+pub(super) const NAME: &str = "soft";
+/// Most vCPUs of a VM. They share one host core at a time.
+const MAX_VCPUS: usize = 8;
+/// TSC rate of new guests in kHz where the host has no TSC.
+const DEFAULT_TSC_KHZ: u32 = 1_000_000;
+
+/// How an opened backend behaves.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct SoftOptions {
+    /// Time counts retired instructions instead of following the host's clock.
+    pub deterministic: bool,
+}
+
+impl SoftOptions {
+    /// The same, but time counts retired instructions.
+    #[must_use]
+    pub fn with_deterministic(mut self, on: bool) -> Self {
+        self.deterministic = on;
+        self
+    }
+}
+
+/// The software CPU as a hypervisor.
+pub struct SoftHypervisor {
+    capabilities: Capabilities,
+    options: SoftOptions,
+}
+
+/// Whether the backend works here: it does everywhere on 64-bit little-endian hosts.
+///
+/// # Errors
+/// [`HypervisorError::Unavailable`] on other hosts.
+pub fn probe() -> Result<(), HypervisorError> {
+    if cfg!(all(target_endian = "little", target_pointer_width = "64")) {
+        return Ok(());
+    }
+    Err(HypervisorError::Unavailable {
+        backend: NAME,
+        reason: "it needs a 64-bit little-endian host".to_owned(),
+    })
+}
+
+/// Opens the backend.
+///
+/// # Errors
+/// As [`probe`].
+pub fn open(options: SoftOptions) -> Result<SoftHypervisor, HypervisorError> {
+    probe()?;
+    let mut capabilities = Capabilities::new(MAX_VCPUS, true, crate::mem::PAGE);
+    capabilities.x86 = Some(X86Capabilities {
+        cpuid: supported_cpuid(),
+        tsc_khz: DEFAULT_TSC_KHZ,
+        tsc_scaling: true,
+    });
+    Ok(SoftHypervisor {
+        capabilities,
+        options,
+    })
+}
+
+/// CPUID as the backend supports it: x86-64-v2.
+fn supported_cpuid() -> CpuidTable {
+    let vendor = |leaf, eax| CpuidEntry {
+        leaf,
+        eax,
+        ebx: u32::from_le_bytes(*b"Auth"),
+        edx: u32::from_le_bytes(*b"enti"),
+        ecx: u32::from_le_bytes(*b"cAMD"),
+        ..CpuidEntry::default()
+    };
+    let all = |leaf| CpuidEntry {
+        leaf,
+        eax: u32::MAX,
+        ebx: u32::MAX,
+        ecx: u32::MAX,
+        edx: u32::MAX,
+        ..CpuidEntry::default()
+    };
+    // A host that has everything; the profile cuts its own features from it, and that table is what
+    // the backend supports: what it implements is fixed, not found.
+    let mut entries = vec![
+        vendor(0, 7),
+        all(1),
+        all(7),
+        vendor(0x8000_0000, 0x8000_0008),
+    ];
+    entries.extend([all(0x8000_0001), all(0x8000_0008)]);
+    let everything = CpuidTable::new(entries);
+    match vmm_core::x86::build_profile(CpuProfile::V2, &everything) {
+        Ok((table, _)) => table,
+        Err(_) => CpuidTable::default(),
+    }
+}
+
+impl Hypervisor for SoftHypervisor {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn create_vm(&self, spec: &VmSpec) -> Result<CreatedVm, HypervisorError> {
+        let ArchSpec::X86(x86) = &spec.arch else {
+            return Err(HypervisorError::Architecture {
+                backend: NAME,
+                architecture: "arm64",
+            });
+        };
+        let requested = usize::from(spec.vcpus);
+        if requested > MAX_VCPUS || requested == 0 {
+            return Err(HypervisorError::TooManyVcpus {
+                backend: NAME,
+                requested,
+                limit: MAX_VCPUS,
+            });
+        }
+        let vm = Arc::new(SoftVm::new(spec, x86, &self.options));
+        let vcpus = (0..spec.vcpus)
+            .map(|i| SoftBinder::boxed(vm.clone(), i))
+            .collect();
+        Ok(CreatedVm { vm, vcpus })
+    }
+}

@@ -1,0 +1,9 @@
+//! The software CPU behind `vmm-core`'s traits.
+
+mod baton;
+mod hypervisor;
+mod state;
+mod vcpu;
+mod vm;
+
+pub use hypervisor::{SoftHypervisor, SoftOptions, open, probe};

@@ -1,0 +1,145 @@
+//! What the vCPUs of a machine share.
+
+use std::sync::Arc;
+
+use vmm_core::hypervisor::{HypervisorError, Vm, VmSpec, X86Clock, X86Spec};
+use vmm_core::irq::{MsiMessage, MsiSink};
+use vmm_core::tracker::{DirtyLog, TrackerError};
+use vmm_core::x86::{ClockState, MsrList};
+
+use super::baton::Baton;
+use super::hypervisor::SoftOptions;
+use crate::block::CodeCache;
+use crate::cpu::Cpu;
+use crate::invalidate::CodePages;
+use crate::lapic::{Destination, Message, Router};
+use crate::mem::RamMap;
+use crate::time::Tsc;
+
+/// Everything that only the holder of the baton touches.
+pub(super) struct Machine {
+    pub(super) cache: CodeCache,
+    pub(super) cpus: Vec<Cpu>,
+}
+
+/// A VM of the software CPU.
+pub(super) struct SoftVm {
+    pub(super) baton: Baton<Machine>,
+    pub(super) router: Arc<Router>,
+    pub(super) ram: RamMap,
+    pub(super) msrs: MsrList,
+}
+
+impl SoftVm {
+    pub(super) fn new(spec: &VmSpec, x86: &X86Spec, options: &SoftOptions) -> Self {
+        let ram = RamMap::new(spec.ram.clone());
+        let code = CodePages::new(ram.clone());
+        let khz = u64::from(x86.tsc_khz);
+        let time = if options.deterministic {
+            Tsc::deterministic(khz)
+        } else {
+            Tsc::host(khz)
+        };
+        let router = Router::new(spec.vcpus);
+        let cpus = (0..spec.vcpus)
+            .map(|i| {
+                Cpu::new(
+                    i,
+                    ram.clone(),
+                    code.clone(),
+                    x86.cpuid.for_vcpu(i),
+                    time,
+                    router.clone(),
+                )
+            })
+            .collect();
+        let machine = Machine {
+            cache: CodeCache::new(),
+            cpus,
+        };
+        SoftVm {
+            baton: Baton::new(machine, router.clone()),
+            router,
+            ram,
+            msrs: x86.msrs.clone(),
+        }
+    }
+}
+
+impl Vm for SoftVm {
+    fn msi(&self) -> Option<&dyn MsiSink> {
+        Some(self)
+    }
+
+    fn x86_clock(&self) -> Option<&dyn X86Clock> {
+        Some(self)
+    }
+
+    fn dirty_log(&self) -> Option<&dyn DirtyLog> {
+        Some(self)
+    }
+}
+
+/// A page is marked in the RAM's page map when a store first gets a write tag for it; taking the set
+/// takes the tags.
+impl DirtyLog for SoftVm {
+    fn start(&self) -> Result<(), TrackerError> {
+        for region in 0..self.ram.regions().len() {
+            self.take(region, &mut [])?;
+        }
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<(), TrackerError> {
+        Ok(())
+    }
+
+    fn take(&self, region: usize, into: &mut [u64]) -> Result<(), TrackerError> {
+        let mut machine = self.baton.take_now();
+        for cpu in &mut machine.cpus {
+            // What still has a write tag may have been written after the page map was read.
+            for page in cpu.tlb.take_write_tags(&self.ram, region) {
+                if let Some(word) = into.get_mut(page / 64) {
+                    *word |= 1 << (page % 64);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MsiSink for SoftVm {
+    fn deliver(&self, message: MsiMessage) -> Result<(), HypervisorError> {
+        // Intel SDM volume 3, 10.11: destination in address bits 12-19, logical in bit 2.
+        let to = Destination::Of {
+            id: (message.address >> 12) as u8,
+            logical: message.address >> 2 & 1 != 0,
+        };
+        let mode = (message.data >> 8 & 7) as u8;
+        if let Some(m) = Message::new(mode, message.data as u8, message.data >> 15 & 1 != 0) {
+            self.router.send(m, to, None);
+        }
+        Ok(())
+    }
+
+    /// The local APICs remember by themselves which vectors came level-triggered.
+    fn watch_level_messages(&self, _: &[Option<MsiMessage>]) -> Result<(), HypervisorError> {
+        Ok(())
+    }
+}
+
+impl X86Clock for SoftVm {
+    fn save(&self) -> Result<ClockState, HypervisorError> {
+        let held = self.baton.take_now();
+        let guest_nanoseconds = held.cpus.first().map_or(0, |c| c.guest_ns());
+        Ok(ClockState { guest_nanoseconds })
+    }
+
+    fn load(&self, state: &ClockState) -> Result<(), HypervisorError> {
+        let mut held = self.baton.take_now();
+        for cpu in &mut held.cpus {
+            cpu.set_guest_ns(state.guest_nanoseconds);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,294 @@
+//! Loads and stores by linear address.
+//!
+//! The fast path is one compare with the TLB; everything else (a miss, a page crossing, a device, a
+//! store to code) goes through the slow functions at the end of the file.
+
+use super::{Access, tlb::Tlb, walk::Who};
+use crate::cpu::{Cpu, IoRequest, R, Trap, Trapped};
+use crate::int::Int;
+use crate::mem::{PAGE, raw::HostPtr};
+
+const PAGE_MASK: u64 = !(PAGE - 1);
+
+/// Where a linear address leads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    Ram(HostPtr),
+    Device(u64),
+}
+
+impl Cpu {
+    /// Reads memory at a linear address with the current privilege.
+    #[inline(always)]
+    pub(crate) fn read<T: Int>(&mut self, va: u64) -> R<T> {
+        let e = &self.tlb.entries[Tlb::slot(va)];
+        if e.read == (va.wrapping_add(T::BYTES - 1) & PAGE_MASK | self.tlb_tag) {
+            return Ok(HostPtr::from_tlb(e.addend, va).load());
+        }
+        self.read_slow(va, self.tlb_tag)
+    }
+
+    /// Writes memory at a linear address with the current privilege.
+    #[inline(always)]
+    pub(crate) fn write<T: Int>(&mut self, va: u64, v: T) -> R<()> {
+        let e = &self.tlb.entries[Tlb::slot(va)];
+        if e.write == (va.wrapping_add(T::BYTES - 1) & PAGE_MASK | self.tlb_tag) {
+            HostPtr::from_tlb(e.addend, va).store(v);
+            return Ok(());
+        }
+        self.write_slow(va, v, self.tlb_tag)
+    }
+
+    /// Reads, computes and writes back; `f` may set flags, which are undone if the write faults.
+    #[inline(always)]
+    pub(crate) fn modify<T: Int>(
+        &mut self,
+        va: u64,
+        f: impl Fn(&mut crate::cpu::flags::LazyFlags, T) -> T,
+    ) -> R<T> {
+        let e = &self.tlb.entries[Tlb::slot(va)];
+        if e.write == (va.wrapping_add(T::BYTES - 1) & PAGE_MASK | self.tlb_tag) {
+            let p = HostPtr::from_tlb(e.addend, va);
+            let old = p.load();
+            let new = f(&mut self.lazy, old);
+            p.store(new);
+            return Ok(old);
+        }
+        let before = self.lazy;
+        self.probe_write(va, T::BYTES)?;
+        let old = self.read_slow(va, self.tlb_tag)?;
+        let new = f(&mut self.lazy, old);
+        if let Err(t) = self.write_slow(va, new, self.tlb_tag) {
+            self.lazy = before;
+            return Err(t);
+        }
+        Ok(old)
+    }
+
+    /// As [`Cpu::modify`], atomically with respect to everything that touches the memory.
+    pub(crate) fn modify_locked<T: Int>(
+        &mut self,
+        va: u64,
+        f: impl Fn(&mut crate::cpu::flags::LazyFlags, T) -> T,
+    ) -> R<T> {
+        let Some(p) = self.ram_for_write::<T>(va)? else {
+            return self.modify(va, f);
+        };
+        let before = self.lazy;
+        let mut old = p.load();
+        loop {
+            let new = f(&mut self.lazy, old);
+            match p.compare_exchange(old, new) {
+                Ok(()) => return Ok(old),
+                Err(now) => old = now,
+            }
+            self.lazy = before;
+        }
+    }
+
+    /// The host pointer for a store inside one page of RAM; `None` for a device or a crossing.
+    pub(crate) fn ram_for_write<T: Int>(&mut self, va: u64) -> R<Option<HostPtr>> {
+        self.run_for(va, T::BYTES, Access::Write)
+    }
+
+    /// The host pointer for an access of `len` bytes inside one page of RAM; `None` for a device or
+    /// when the access leaves the page.
+    #[inline]
+    pub(crate) fn run_for(&mut self, va: u64, len: u64, kind: Access) -> R<Option<HostPtr>> {
+        let e = &self.tlb.entries[Tlb::slot(va)];
+        let tag = if kind == Access::Write {
+            e.write
+        } else {
+            e.read
+        };
+        if tag == (va.wrapping_add(len - 1) & PAGE_MASK | self.tlb_tag) {
+            return Ok(Some(HostPtr::from_tlb(e.addend, va)));
+        }
+        if (va & (PAGE - 1)) + len > PAGE {
+            return Ok(None);
+        }
+        match self.place(va, kind, self.tlb_tag)? {
+            Place::Ram(p) => Ok(Some(p)),
+            Place::Device(_) => Ok(None),
+        }
+    }
+
+    /// Reads a system structure: supervisor rights whatever the current privilege.
+    pub(crate) fn read_system<T: Int>(&mut self, va: u64) -> R<T> {
+        self.read_slow(va, self.system_tag())
+    }
+
+    /// Writes a system structure.
+    pub(crate) fn write_system<T: Int>(&mut self, va: u64, v: T) -> R<()> {
+        self.write_slow(va, v, self.system_tag())
+    }
+
+    /// Whether the page of a store target holds code: long stores then go in small pieces, each of
+    /// which is looked at.
+    pub(crate) fn beside_code(&mut self, va: u64) -> bool {
+        let e = &self.tlb.entries[Tlb::slot(va)];
+        e.write != (va & PAGE_MASK | self.tlb_tag)
+    }
+
+    /// Faults as a write of `len` bytes would, without writing.
+    pub(crate) fn probe_write(&mut self, va: u64, len: u64) -> R<()> {
+        self.place(va, Access::Write, self.tlb_tag)?;
+        if (va & (PAGE - 1)) + len > PAGE {
+            self.place(va.wrapping_add(len - 1), Access::Write, self.tlb_tag)?;
+        }
+        Ok(())
+    }
+
+    /// Reads `out.len()` bytes at the current privilege, page by page.
+    pub(crate) fn read_bytes(&mut self, va: u64, out: &mut [u8]) -> R<()> {
+        for (i, b) in out.iter_mut().enumerate() {
+            *b = self.read::<u8>(va.wrapping_add(i as u64))?;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes at the current privilege; all pages are probed first.
+    pub(crate) fn write_bytes(&mut self, va: u64, data: &[u8]) -> R<()> {
+        self.probe_write(va, data.len() as u64)?;
+        for (i, b) in data.iter().enumerate() {
+            self.write::<u8>(va.wrapping_add(i as u64), *b)?;
+        }
+        Ok(())
+    }
+
+    /// Translates for instruction fetch: guest physical address of the page and its pointer.
+    pub(crate) fn fetch_page(&mut self, va: u64) -> R<u64> {
+        let who = self.who(self.tlb_tag);
+        match self.walk(va, Access::Exec, who) {
+            Ok(pa) => Ok(pa),
+            Err(code) => Err(self.page_fault(va, code)),
+        }
+    }
+
+    fn who(&self, tag: u64) -> Who {
+        Who {
+            user: tag & 1 != 0,
+            ac: tag & 2 != 0,
+        }
+    }
+
+    #[cold]
+    fn page_fault(&mut self, va: u64, code: u32) -> Trapped {
+        self.cr2 = va;
+        self.raise(14, Some(code))
+    }
+
+    /// Translates and, for RAM, fills the TLB.
+    fn place(&mut self, va: u64, kind: Access, tag: u64) -> R<Place> {
+        let e = &self.tlb.entries[Tlb::slot(va)];
+        let have = if kind == Access::Write {
+            e.write
+        } else {
+            e.read
+        };
+        if have == (va & PAGE_MASK | tag) {
+            return Ok(Place::Ram(HostPtr::from_tlb(e.addend, va)));
+        }
+        if !crate::cpu::state::canonical(va) {
+            return Err(self.gp(0));
+        }
+        let who = self.who(tag);
+        let pa = match self.walk(va, kind, who) {
+            Ok(pa) => pa,
+            Err(code) => return Err(self.page_fault(va, code)),
+        };
+        let Some(page) = self.ram.page(pa) else {
+            return Ok(Place::Device(pa));
+        };
+        if kind == Access::Write {
+            if self.code_pages.holds_code(pa) {
+                if self.code_pages.touches_code(pa) {
+                    self.trap = Trap::CodeWrite { gpa: pa };
+                    return Err(Trapped);
+                }
+                // Data beside code: allowed, but each store is looked at.
+                self.ram.mark_dirty(pa);
+                return Ok(Place::Ram(page.add((pa & (PAGE - 1)) as usize)));
+            }
+            self.ram.mark_dirty(pa);
+        }
+        self.tlb.insert(va, tag, kind, page);
+        Ok(Place::Ram(page.add((pa & (PAGE - 1)) as usize)))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_slow<T: Int>(&mut self, va: u64, tag: u64) -> R<T> {
+        if (va & (PAGE - 1)) + T::BYTES <= PAGE {
+            return match self.place(va, Access::Read, tag)? {
+                Place::Ram(p) => Ok(p.load()),
+                Place::Device(gpa) => self.device_read(gpa, T::BYTES as u8).map(T::cut),
+            };
+        }
+        let mut v = 0;
+        for i in 0..T::BYTES {
+            let b = match self.place(va.wrapping_add(i), Access::Read, tag)? {
+                Place::Ram(p) => u64::from(p.load::<u8>()),
+                Place::Device(gpa) => self.device_read(gpa, 1)?,
+            };
+            v |= b << (8 * i);
+        }
+        Ok(T::cut(v))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn write_slow<T: Int>(&mut self, va: u64, v: T, tag: u64) -> R<()> {
+        if (va & (PAGE - 1)) + T::BYTES <= PAGE {
+            return match self.place_sized(va, T::BYTES, tag)? {
+                Place::Ram(p) => {
+                    p.store(v);
+                    Ok(())
+                }
+                Place::Device(gpa) => self.device_write(gpa, T::BYTES as u8, v.u64()),
+            };
+        }
+        // Both pages are probed before the first byte is stored.
+        let first = PAGE - (va & (PAGE - 1));
+        self.place_sized(va, first, tag)?;
+        self.place_sized(va.wrapping_add(first), T::BYTES - first, tag)?;
+        for i in 0..T::BYTES {
+            let b = (v.u64() >> (8 * i)) as u8;
+            match self.place(va.wrapping_add(i), Access::Write, tag)? {
+                Place::Ram(p) => p.store(b),
+                Place::Device(gpa) => self.device_write(gpa, 1, u64::from(b))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// As `place` for a write of several bytes in one page: every byte is looked at for code.
+    fn place_sized(&mut self, va: u64, len: u64, tag: u64) -> R<Place> {
+        let p = self.place(va, Access::Write, tag)?;
+        if len > 1 {
+            self.place(va + len - 1, Access::Write, tag)?;
+        }
+        Ok(p)
+    }
+
+    /// A device read: the answer of an earlier attempt, or a request to the run loop.
+    pub(crate) fn device_read(&mut self, gpa: u64, size: u8) -> R<u64> {
+        self.request(IoRequest::MmioRead { gpa, size })
+    }
+
+    /// A device write.
+    pub(crate) fn device_write(&mut self, gpa: u64, size: u8, data: u64) -> R<()> {
+        self.request(IoRequest::MmioWrite { gpa, size, data })
+            .map(|_| ())
+    }
+
+    /// Takes the next answered request of this instruction, or stops for a new one.
+    pub(crate) fn request(&mut self, req: IoRequest) -> R<u64> {
+        if let Some(v) = self.replay.get(self.replay_pos) {
+            self.replay_pos += 1;
+            return Ok(*v);
+        }
+        self.trap = Trap::Io(req);
+        Err(Trapped)
+    }
+}

@@ -1,0 +1,128 @@
+//! XCHG, XADD, CMPXCHG, CMPXCHG8B, CMPXCHG16B.
+
+use crate::cpu::flags::LazyFlags;
+use crate::cpu::{Cpu, Flow, R, Step};
+use crate::decode::op::Op;
+use crate::int::Int;
+
+pub(crate) fn xchg_rr<T: Int>(cpu: &mut Cpu, op: &Op) -> Step {
+    let (a, b) = (cpu.get::<T>(op.dst), cpu.get::<T>(op.src));
+    cpu.set(op.dst, b);
+    cpu.set(op.src, a);
+    Ok(Flow::Next)
+}
+
+/// Always locked.
+pub(crate) fn xchg_m<T: Int>(cpu: &mut Cpu, op: &Op) -> Step {
+    let at = cpu.ea::<T>(op, true)?;
+    let new = cpu.get::<T>(op.src);
+    let old = cpu.modify_locked::<T>(at, |_, _| new)?;
+    cpu.set(op.src, old);
+    Ok(Flow::Next)
+}
+
+fn add<T: Int>(f: &mut LazyFlags, a: T, b: T) -> T {
+    let r = T::cut(a.u64().wrapping_add(b.u64()));
+    f.set_add(a, b, r);
+    r
+}
+
+pub(crate) fn xadd_r<T: Int>(cpu: &mut Cpu, op: &Op) -> Step {
+    let (a, b) = (cpu.get::<T>(op.dst), cpu.get::<T>(op.src));
+    let r = add(&mut cpu.lazy, a, b);
+    cpu.set(op.src, a);
+    cpu.set(op.dst, r);
+    Ok(Flow::Next)
+}
+
+/// `LOCK` says whether the prefix is there.
+pub(crate) fn xadd_m<T: Int, const LOCK: bool>(cpu: &mut Cpu, op: &Op) -> Step {
+    let at = cpu.ea::<T>(op, true)?;
+    let b = cpu.get::<T>(op.src);
+    let old = if LOCK {
+        cpu.modify_locked::<T>(at, |f, a| add(f, a, b))?
+    } else {
+        cpu.modify::<T>(at, |f, a| add(f, a, b))?
+    };
+    cpu.set(op.src, old);
+    Ok(Flow::Next)
+}
+
+fn compare<T: Int>(f: &mut LazyFlags, acc: T, there: T) {
+    f.set_sub(acc, there, T::cut(acc.u64().wrapping_sub(there.u64())));
+}
+
+pub(crate) fn cmpxchg_r<T: Int>(cpu: &mut Cpu, op: &Op) -> Step {
+    let (acc, there) = (cpu.get::<T>(0), cpu.get::<T>(op.dst));
+    compare(&mut cpu.lazy, acc, there);
+    if acc == there {
+        let new = cpu.get::<T>(op.src);
+        cpu.set(op.dst, new);
+    } else {
+        cpu.set(0, there);
+    }
+    Ok(Flow::Next)
+}
+
+/// The destination is written in both cases, as hardware does.
+pub(crate) fn cmpxchg_m<T: Int, const LOCK: bool>(cpu: &mut Cpu, op: &Op) -> Step {
+    let at = cpu.ea::<T>(op, true)?;
+    let (acc, new) = (cpu.get::<T>(0), cpu.get::<T>(op.src));
+    let step = |f: &mut LazyFlags, there: T| {
+        compare(f, acc, there);
+        if acc == there { new } else { there }
+    };
+    let old = if LOCK {
+        cpu.modify_locked::<T>(at, step)?
+    } else {
+        cpu.modify::<T>(at, step)?
+    };
+    if acc != old {
+        cpu.set(0, old);
+    }
+    Ok(Flow::Next)
+}
+
+pub(crate) fn cmpxchg8b(cpu: &mut Cpu, op: &Op) -> Step {
+    let at = cpu.ea::<u64>(op, true)?;
+    let pair = |cpu: &Cpu, high: u8, low: u8| {
+        u64::from(cpu.get::<u32>(high)) << 32 | u64::from(cpu.get::<u32>(low))
+    };
+    let (expect, new) = (pair(cpu, 2, 0), pair(cpu, 1, 3));
+    let old = cpu.modify_locked::<u64>(at, |_, there| if there == expect { new } else { there })?;
+    if old != expect {
+        cpu.set(0, old as u32);
+        cpu.set(2, (old >> 32) as u32);
+    }
+    cpu.lazy.put_zf(old == expect);
+    Ok(Flow::Next)
+}
+
+/// Atomic against the other vCPUs, which do not run meanwhile; devices do not use 16-byte atomics.
+pub(crate) fn cmpxchg16b(cpu: &mut Cpu, op: &Op) -> Step {
+    let at = cpu.ea_general(op, 16, true)?;
+    if at & 15 != 0 {
+        return Err(cpu.gp(0));
+    }
+    cpu.probe_write(at, 16)?;
+    let low = cpu.read::<u64>(at)?;
+    let high = cpu.read::<u64>(at + 8)?;
+    let equal = low == cpu.regs[0] && high == cpu.regs[2];
+    let (new_low, new_high) = if equal {
+        (cpu.regs[3], cpu.regs[1])
+    } else {
+        (low, high)
+    };
+    store_pair(cpu, at, new_low, new_high)?;
+    if !equal {
+        cpu.regs[0] = low;
+        cpu.regs[2] = high;
+    }
+    cpu.lazy.put_zf(equal);
+    Ok(Flow::Next)
+}
+
+fn store_pair(cpu: &mut Cpu, at: u64, low: u64, high: u64) -> R<()> {
+    cpu.write(at, low)?;
+    cpu.write(at + 8, high)
+}

@@ -1,0 +1,292 @@
+//! The run loop: blocks, events, and what stops them.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use vmm_core::Gpa;
+use vmm_core::exit::ExitHandler;
+
+use crate::block::{BlockId, CodeCache};
+use crate::cpu::flags::{IF, TF};
+use crate::cpu::{Cpu, Exception, Flow, IoRequest, Step, Trap};
+use crate::decode::op::Op;
+use crate::exceptions::{Event, Undelivered};
+
+/// Why [`Engine::run`] came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// The budget is used up.
+    Budget,
+    /// Somebody asked for attention.
+    Attention,
+    /// The guest waits for another vCPU.
+    Yield,
+    /// HLT; the instruction pointer is after it.
+    Halted,
+    /// The guest shut itself down.
+    TripleFault,
+}
+
+/// One turn of a vCPU.
+pub(crate) struct Engine<'a> {
+    pub(crate) cpu: &'a mut Cpu,
+    pub(crate) cache: &'a mut CodeCache,
+    pub(crate) handler: &'a mut dyn ExitHandler,
+    /// Set by other threads to end the turn.
+    pub(crate) attention: &'a AtomicBool,
+    /// How many vCPUs wait for their turn.
+    pub(crate) waiting: &'a AtomicUsize,
+}
+
+/// How a run of blocks ended.
+enum Outcome {
+    /// Look at events, then go on.
+    Check,
+    /// An instruction trapped; `rip` is its address.
+    Trap,
+    Budget,
+    Attention,
+}
+
+impl Engine<'_> {
+    /// Runs until something is to be done, at most about `budget` instructions.
+    pub(crate) fn run(&mut self, budget: u64) -> Stop {
+        let end = self.cpu.retired + budget;
+        loop {
+            if std::mem::take(&mut self.cpu.paused) && self.waiting.load(Ordering::Relaxed) > 0 {
+                return Stop::Yield;
+            }
+            if !self.cpu.shadow
+                && let Some(stop) = self.events()
+            {
+                return stop;
+            }
+            let trap_flag = self.cpu.flag(TF);
+            let single = trap_flag || self.cpu.shadow;
+            self.cpu.shadow = false;
+            let outcome = self.blocks(single, end);
+            let stop = match outcome {
+                Outcome::Check => self.single_step(trap_flag),
+                Outcome::Trap => self.trap(trap_flag),
+                Outcome::Budget => Some(Stop::Budget),
+                Outcome::Attention => Some(Stop::Attention),
+            };
+            if let Some(stop) = stop {
+                return stop;
+            }
+        }
+    }
+
+    /// Delivers what may be delivered now.
+    fn events(&mut self) -> Option<Stop> {
+        if let Some(event) = self.cpu.injected.take() {
+            return self.deliver(event);
+        }
+        if self.cpu.nmi_pending && !self.cpu.nmi_masked {
+            self.cpu.nmi_pending = false;
+            self.cpu.nmi_masked = true;
+            return self.deliver(Event::External(2));
+        }
+        if self.cpu.flag(IF)
+            && let Some(vector) = self.cpu.pending_interrupt()
+        {
+            return self.deliver(Event::External(vector));
+        }
+        None
+    }
+
+    fn deliver(&mut self, event: Event) -> Option<Stop> {
+        let ip = self.cpu.rip;
+        self.deliver_from(event, ip)
+    }
+
+    /// Delivers; `ip` is the address of the instruction that is the cause.
+    fn deliver_from(&mut self, mut event: Event, ip: u64) -> Option<Stop> {
+        loop {
+            match self.cpu.deliver(event, ip) {
+                Ok(()) => return None,
+                Err(Undelivered::TripleFault) => return Some(Stop::TripleFault),
+                Err(Undelivered::CodeWrite { gpa, event: again }) => {
+                    self.cache.invalidate(self.cpu, gpa >> 12);
+                    event = again;
+                }
+            }
+        }
+    }
+
+    /// After a completed instruction under TF.
+    fn single_step(&mut self, trap_flag: bool) -> Option<Stop> {
+        if !trap_flag {
+            return None;
+        }
+        const BS: u64 = 1 << 14;
+        self.cpu.dr[6] |= BS;
+        self.deliver(Event::Exception(Exception {
+            vector: 1,
+            error: None,
+        }))
+    }
+
+    fn trap(&mut self, trap_flag: bool) -> Option<Stop> {
+        match std::mem::replace(&mut self.cpu.trap, Trap::None) {
+            Trap::Exception(e) => self.deliver(Event::Exception(e)),
+            Trap::SoftInt { vector, next } => {
+                let ip = std::mem::replace(&mut self.cpu.rip, next);
+                self.deliver_from(Event::Soft(vector), ip)
+            }
+            Trap::CodeWrite { gpa } => {
+                self.cache.invalidate(self.cpu, gpa >> 12);
+                self.once(trap_flag)
+            }
+            Trap::Halt { next } => {
+                self.cpu.rip = next;
+                Some(Stop::Halted)
+            }
+            // Answered where they happen.
+            Trap::Io(_) | Trap::None => None,
+        }
+    }
+
+    /// Runs one instruction that stores to decoded code, without keeping it decoded.
+    fn once(&mut self, trap_flag: bool) -> Option<Stop> {
+        let done = match self.cache.decode_once(self.cpu) {
+            Ok(op) => {
+                self.cpu.regs[16] = self.cpu.rip;
+                self.cpu.retired += 1;
+                match self.execute(&op) {
+                    Ok(Flow::Next) => {
+                        self.cpu.rip = self.cpu.next_ip(&op);
+                        true
+                    }
+                    Ok(_) => true,
+                    Err(_) => false,
+                }
+            }
+            Err(_) => false,
+        };
+        if done {
+            self.single_step(trap_flag)
+        } else {
+            self.trap(trap_flag)
+        }
+    }
+
+    /// Runs blocks until something else is to be done.
+    fn blocks(&mut self, single: bool, end: u64) -> Outcome {
+        let mut id = match self.cache.find(self.cpu, single) {
+            Ok(id) => id,
+            Err(_) => return Outcome::Trap,
+        };
+        loop {
+            self.cpu.regs[16] = self.cpu.rip;
+            let flow = self.block(id);
+            if self.cpu.ram.ram.take_code_is_stale() {
+                self.cache.drop_stale(self.cpu);
+                return if flow.is_ok() {
+                    Outcome::Check
+                } else {
+                    Outcome::Trap
+                };
+            }
+            let next = match flow {
+                Err(_) => return Outcome::Trap,
+                Ok(Flow::Check) => return Outcome::Check,
+                _ if single => return Outcome::Check,
+                Ok(Flow::Link0) => self.cache.follow(self.cpu, id, 0),
+                Ok(Flow::Link1) => self.cache.follow(self.cpu, id, 1),
+                Ok(_) => self.cache.find(self.cpu, false),
+            };
+            id = match next {
+                Ok(id) => id,
+                Err(_) => return Outcome::Trap,
+            };
+            if self.cpu.retired >= end {
+                return Outcome::Budget;
+            }
+            if self.attention.load(Ordering::Relaxed) {
+                return Outcome::Attention;
+            }
+        }
+    }
+
+    /// Runs one block to its end or to a trap; `rip` is right afterwards.
+    #[inline(always)]
+    fn block(&mut self, id: BlockId) -> Step {
+        let block = &self.cache.blocks[id as usize];
+        for (i, op) in block.ops.iter().enumerate() {
+            match (op.run)(self.cpu, op) {
+                Ok(Flow::Next) => {}
+                Ok(flow) => {
+                    self.cpu.retired += (i as u64 + 1).min(u64::from(block.count));
+                    return Ok(flow);
+                }
+                Err(t) => {
+                    if let Trap::Io(_) = self.cpu.trap {
+                        match answer(self.cpu, self.handler, op) {
+                            Ok(Flow::Next) => continue,
+                            Ok(flow) => {
+                                self.cpu.retired += i as u64 + 1;
+                                return Ok(flow);
+                            }
+                            Err(_) => {}
+                        }
+                    }
+                    self.cpu.retired += i as u64;
+                    self.cpu.rip = self.cpu.ip(op);
+                    return Err(t);
+                }
+            }
+        }
+        // The closing operation never falls through.
+        Ok(Flow::Check)
+    }
+
+    /// Runs one operation, device accesses answered.
+    fn execute(&mut self, op: &Op) -> Step {
+        let r = (op.run)(self.cpu, op);
+        if r.is_err() && matches!(self.cpu.trap, Trap::Io(_)) {
+            return answer(self.cpu, self.handler, op);
+        }
+        r
+    }
+}
+
+/// Answers the device accesses of an instruction and runs it again until it is through.
+#[cold]
+#[inline(never)]
+fn answer(cpu: &mut Cpu, handler: &mut dyn ExitHandler, op: &Op) -> Step {
+    loop {
+        let Trap::Io(req) = cpu.trap else {
+            return Err(crate::cpu::Trapped);
+        };
+        cpu.trap = Trap::None;
+        let v = cpu
+            .local_device(req, handler)
+            .unwrap_or_else(|| ask(handler, req));
+        cpu.replay.push(v);
+        cpu.replay_pos = 0;
+        let r = (op.run)(cpu, op);
+        let again = r.is_err() && matches!(cpu.trap, Trap::Io(_));
+        if !again {
+            cpu.forget_replay();
+            return r;
+        }
+    }
+}
+
+/// Asks the machine.
+fn ask(handler: &mut dyn ExitHandler, req: IoRequest) -> u64 {
+    let mut bytes = [0; 8];
+    match req {
+        IoRequest::MmioRead { gpa, size } => {
+            handler.mmio_read(Gpa(gpa), &mut bytes[..size as usize]);
+        }
+        IoRequest::MmioWrite { gpa, size, data } => {
+            handler.mmio_write(Gpa(gpa), &data.to_le_bytes()[..size as usize]);
+        }
+        IoRequest::PortIn { port, size } => handler.pio_read(port, &mut bytes[..size as usize]),
+        IoRequest::PortOut { port, size, data } => {
+            handler.pio_write(port, &data.to_le_bytes()[..size as usize]);
+        }
+    }
+    u64::from_le_bytes(bytes)
+}
