@@ -93,9 +93,8 @@ fn execute(cpu: &mut Cpu, op: &Op, h: &X87Handler) -> R<Option<u64>> {
             return Ok(Some(at));
         }
         Exec::Flags(f) => {
-            if let Some(flags) = f(&mut cpu.fp, op.dst) {
-                cpu.lazy.set_bits(u64::from(flags));
-            }
+            let flags = f(&mut cpu.fp, op.dst);
+            cpu.lazy.set_bits(u64::from(flags));
         }
         Exec::CondMove(f) => {
             let flags = cpu.rflags();
