@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 use super::error::{EntryError, ImageError};
 use super::ext4;
-use super::spool::{BLOCK_BYTES, Content, Spool};
+use super::spool::{BLOCK_BYTES, Spool};
 use super::tar::{TarEntry, TarKind, TarReader};
-use super::tree::{Device, Kind, Meta, NodeId, Timestamp, Tree, TreeError, Xattrs};
+use super::tree::{Device, Kind, Meta, NodeId, Timestamp, Tree, Xattrs};
 use crate::progress::Phase;
 
 /// Prefix of whiteouts in the layers of an image.
@@ -245,15 +245,24 @@ impl Contents {
         Ok(Some(out))
     }
 
-    /// Puts an empty file at `path`, in place of what is there.
-    pub(crate) fn put_empty_file(&mut self, path: &[u8], mode: u16) -> Result<(), TreeError> {
-        let mtime = self.tree.newest();
+    /// Puts a file of root's at `path`, in place of what is there.
+    pub(crate) fn put_file(
+        &mut self,
+        path: &[u8],
+        mode: u16,
+        mut bytes: &[u8],
+    ) -> Result<(), EntryError> {
+        let size = bytes.len() as u64;
+        let content = self
+            .spool
+            .append(&mut bytes, size, false)
+            .map_err(EntryError::Content)?;
         let meta = Meta {
             mode,
-            mtime,
+            mtime: self.tree.newest(),
             ..Meta::default()
         };
-        self.tree.insert(path, meta, Kind::File(Content::default()))
+        Ok(self.tree.insert(path, meta, Kind::File(content))?)
     }
 }
 

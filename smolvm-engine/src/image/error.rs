@@ -204,8 +204,8 @@ impl ImageError {
 /// An ordinary user's build most often fails for want of user namespaces.
 fn build_hint() -> Option<String> {
     (!rustix::process::geteuid().is_root()).then(|| {
-        "as an ordinary user mmdebstrap works best with user namespaces: \
-         apt-get install uidmap (as root)"
+        "as an ordinary user mmdebstrap needs the package uidmap and subordinate ids; as root: \
+         apt-get install uidmap; usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER"
             .into()
     })
 }

@@ -8,7 +8,7 @@ use cas_store::{CaptureOptions, ChunkId, Store, StoreError};
 use super::config::ImageConfig;
 use super::contents::Contents;
 use super::debian;
-use super::error::{EntryError, ImageError};
+use super::error::ImageError;
 use super::ext4::Ext4Image;
 use super::library::{COLLECTION, DESCRIPTION, Image, ImageInfo, MAP, PACKS};
 use super::map::{CHUNK_BYTES, ImageMap};
@@ -58,6 +58,7 @@ pub fn build(
     let mut contents = Contents::new(job.stage.path())?;
     let origin = Path::new("mmdebstrap");
     source::load_archive(archive, origin, &mut contents, progress)?;
+    prepare::forget_builder(&mut contents);
     job.finish(contents, ImageConfig::default(), "mmdebstrap")
 }
 
@@ -96,7 +97,7 @@ impl<'a> Job<'a> {
         prepare::prepare(&mut contents).map_err(|source| ImageError::Entry {
             archive: origin.into(),
             entry: "/".into(),
-            source: EntryError::Tree(source),
+            source,
         })?;
         let Contents { mut tree, spool } = contents;
         let image = Ext4Image::new(&mut tree, &spool).map_err(|source| ImageError::FileSystem {

@@ -1,10 +1,12 @@
 //! What every image has in common, whatever it was made from: no identity of
-//! its own, and the directories that a machine mounts things on.
+//! its own, the directories that a machine mounts things on, and a name for
+//! the loopback address.
 
 use std::collections::BTreeMap;
 
 use super::contents::Contents;
-use super::tree::{Kind, Meta, TreeError};
+use super::error::EntryError;
+use super::tree::{Kind, Meta};
 
 /// Files that identify a machine or seed its randomness.
 const IDENTITY_FILES: [&[u8]; 3] = [
@@ -13,6 +15,10 @@ const IDENTITY_FILES: [&[u8]; 3] = [
     b"var/lib/systemd/credential.secret",
 ];
 const MACHINE_ID: &[u8] = b"etc/machine-id";
+const HOSTS: &[u8] = b"etc/hosts";
+const LOOPBACK: &[u8] = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
+/// Files that say where an image was built.
+const BUILDER_FILES: [&[u8]; 2] = [b"etc/hostname", b"etc/resolv.conf"];
 const SSH_DIR: &[u8] = b"etc/ssh";
 const SSH_HOST_KEY_PREFIX: &[u8] = b"ssh_host_";
 /// Directories made where missing, and their modes.
@@ -26,7 +32,7 @@ const DIRECTORIES: [(&[u8], u16); 6] = [
 ];
 
 /// Takes identities away and adds missing directories.
-pub(crate) fn prepare(contents: &mut Contents) -> Result<(), TreeError> {
+pub(crate) fn prepare(contents: &mut Contents) -> Result<(), EntryError> {
     let tree = &mut contents.tree;
     for file in IDENTITY_FILES {
         // A link to /etc/machine-id stays: that file is emptied below.
@@ -58,7 +64,19 @@ pub(crate) fn prepare(contents: &mut Contents) -> Result<(), TreeError> {
     }
     if tree.lookup(MACHINE_ID).is_some() {
         // Empty means "none yet" to everything that reads it.
-        contents.put_empty_file(MACHINE_ID, 0o444)?;
+        contents.put_file(MACHINE_ID, 0o444, b"")?;
+    }
+    // Containers get this file at run time, so images come without or empty.
+    let hosts = contents.tree.lookup(HOSTS);
+    if hosts.is_none_or(|id| contents.tree.is_empty_file(id)) {
+        contents.put_file(HOSTS, 0o644, LOOPBACK)?;
     }
     Ok(())
+}
+
+/// Takes away what mmdebstrap copies from the building host.
+pub(crate) fn forget_builder(contents: &mut Contents) {
+    for file in BUILDER_FILES {
+        contents.tree.remove(file);
+    }
 }

@@ -317,6 +317,10 @@ fn a_directory_is_taken_as_it_is() {
             .contains("Fast link dest: \"/etc/passwd\"")
     );
     assert!(disk.exists("/proc") && disk.exists("/lost+found"));
+    assert!(
+        disk.cat("/etc/hosts")
+            .starts_with(b"127.0.0.1\tlocalhost\n")
+    );
 }
 
 #[test]
@@ -449,7 +453,13 @@ fn builds_debian() {
     ] {
         assert!(disk.exists(path), "{path}");
     }
-    assert!(!disk.exists("/etc/ssh/ssh_host_ed25519_key"));
+    for path in [
+        "/etc/ssh/ssh_host_ed25519_key",
+        "/etc/hostname",
+        "/etc/resolv.conf",
+    ] {
+        assert!(!disk.exists(path), "{path}");
+    }
     assert!(
         !Path::new(&place.home())
             .join("images/debian/store")

@@ -176,6 +176,11 @@ impl Tree {
         }
     }
 
+    /// Whether a node is a regular file without contents.
+    pub(crate) fn is_empty_file(&self, id: NodeId) -> bool {
+        matches!(&self.node(id).kind, Kind::File(content) if content.size_bytes == 0)
+    }
+
     /// Looks a path up without following a final symbolic link.
     pub(crate) fn lookup(&self, path: &[u8]) -> Option<NodeId> {
         let components = split(path).ok()?;
