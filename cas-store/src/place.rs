@@ -102,6 +102,7 @@ impl PackSet {
             removed_bytes += stat.len_bytes;
         }
         for dir in self.dirs() {
+            remove_leftovers(backend, dir, |_| false)?;
             backend.sync_dir(dir).map_err(StoreError::io("sync", dir))?;
         }
         self.rescan()?;
@@ -175,6 +176,28 @@ fn copy_instead(error: &io::Error) -> bool {
         error.kind(),
         CrossesDevices | PermissionDenied | TooManyLinks | Unsupported
     )
+}
+
+/// Removes what a killed process left of copies and repairs in a directory of packs, unless `running` says of a copied
+/// pack that it is on its way.
+pub(crate) fn remove_leftovers(
+    backend: &dyn StoreBackend,
+    dir: &Path,
+    running: impl Fn(&PackId) -> bool,
+) -> Result<(), StoreError> {
+    for name in crate::session::list(backend, dir)? {
+        let Some(stem) = name
+            .strip_prefix('.')
+            .and_then(|name| name.strip_suffix(".tmp"))
+        else {
+            continue;
+        };
+        let copied = stem.split('-').next().and_then(|id| id.parse().ok());
+        if !copied.is_some_and(|id| running(&id)) {
+            crate::session::remove_file(backend, &dir.join(&name))?;
+        }
+    }
+    Ok(())
 }
 
 /// Copies a pack chunk by chunk, verifying each, so that damage never spreads.

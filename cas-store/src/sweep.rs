@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::error::{ReadError, StoreError};
 use crate::packset::{PackSet, PackSlot};
+use crate::place::remove_leftovers;
 use crate::session;
 use crate::store::{Inner, Store};
 use crate::{ChunkId, PackId};
@@ -159,6 +160,11 @@ impl Store {
         }
         // Pins before records before links: a session gives its pins up only after one of the others is in place.
         let pinned = session::pinned_packs(inner)?;
+        if !dry_run {
+            remove_leftovers(inner.backend(), &inner.packs_dir(), |id| {
+                pinned.contains(id)
+            })?;
+        }
         let live = inner.mark_points(records)?;
         let mut report = SweepReport {
             missing_chunks: live.missing_chunks,

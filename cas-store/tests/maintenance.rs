@@ -410,6 +410,43 @@ fn a_sample_looks_at_some() {
 }
 
 #[test]
+fn copies_cut_short_by_a_kill_are_removed_but_not_running_ones() {
+    let memory = MemoryBackend::new();
+    let store = open(&memory);
+    memory.create_dirs(Path::new("/machine")).unwrap();
+    let session = capture(&store);
+    let ids = put(&session, 1..3);
+    let sealed = session.seal().unwrap();
+    sealed.pin_into(Path::new("/machine"), &ids).unwrap();
+    let pinned = sealed.packs()[0];
+    let running = format!("/store/packs/.{pinned}-0123456789abcdef.tmp");
+    let dead = [
+        format!("/store/packs/.{}-0123456789abcdef.tmp", PackId([7; 32])),
+        "/store/packs/.repair-0123456789abcdef-0.tmp".to_owned(),
+        format!("/machine/.{pinned}-0123456789abcdef.tmp"),
+    ];
+    for path in dead.iter().chain([&running]) {
+        memory.create_new(Path::new(path)).unwrap();
+    }
+    store.sweep(&chunks_of, true).unwrap();
+    assert!(
+        dead.iter().all(|path| memory.stat(Path::new(path)).is_ok()),
+        "a dry run"
+    );
+    store.sweep(&chunks_of, false).unwrap();
+    set(&memory, "/machine").keep_only(&ids).unwrap();
+    assert!(
+        dead.iter()
+            .all(|path| memory.stat(Path::new(path)).is_err())
+    );
+    assert!(memory.stat(Path::new(&running)).is_ok());
+    assert!(read(&set(&memory, "/machine"), &ids[0]) == chunk(1, 3000));
+    drop(sealed);
+    store.sweep(&chunks_of, false).unwrap();
+    assert!(memory.stat(Path::new(&running)).is_err());
+}
+
+#[test]
 fn a_machine_lets_go_of_what_its_head_does_not_need() {
     let memory = MemoryBackend::new();
     let store = open(&memory);
