@@ -20,6 +20,7 @@ use thiserror::Error;
 use super::process::Process;
 use super::request::Plan;
 use crate::agent::Agent;
+use crate::sys::signal;
 
 /// Why a command was not started.
 #[derive(Debug, Error)]
@@ -167,6 +168,7 @@ impl ChildSetup {
     }
 
     fn apply(&self) -> io::Result<()> {
+        signal::default_all();
         setsid()?;
         if self.tty {
             ioctl_tiocsctty(rustix::stdio::stdin())?;

@@ -13,6 +13,17 @@ pub(crate) fn everyone(signal: i32) {
     }
 }
 
+/// Gives every signal its default meaning, as a command expects it; for a forked child.
+pub(crate) fn default_all() {
+    const CLASSIC_SIGNALS: i32 = 31;
+    for signal in 1..=CLASSIC_SIGNALS {
+        // SAFETY: no handler is installed. SIGKILL and SIGSTOP refuse, which is right.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+    }
+}
+
 /// Signals that wait to be taken instead of being delivered.
 pub(crate) struct SignalSet {
     set: libc::sigset_t,
