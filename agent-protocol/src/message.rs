@@ -154,7 +154,7 @@ pub struct ExecRequest {
     pub argv: Vec<Bytes>,
     /// Variables set on top of the defaults (HOME, PATH, USER, LOGNAME; TERM with a tty).
     pub env: Vec<EnvVar>,
-    /// Directory to start in; `None` means `/root` if there, else `/`.
+    /// Directory to start in; `None` means the user's home if there, else `/`.
     pub directory: Option<Bytes>,
     /// `NAME`, `UID`, `NAME:GROUP` or `UID:GID`; `None` means root.
     pub user: Option<String>,

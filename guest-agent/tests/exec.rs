@@ -126,6 +126,23 @@ fn users_and_groups() {
     assert_eq!(id("65534:7"), "65534\n7\n7\n/nonexistent\n");
     assert_eq!(id("4242"), "4242\n4242\n4242\n/\n");
     assert!(id("root").starts_with("0\n0\n0"));
+    let closed = tempfile::tempdir().expect("temporary directory");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(closed.path(), mode).expect("chmod");
+    let request = ExecRequest {
+        user: Some("4242".into()),
+        directory: Some(Bytes::from(closed.path().to_str().expect("UTF-8"))),
+        ..sh("true")
+    };
+    let (code, message) = not_started(&machine, request);
+    assert_eq!(code, 126);
+    assert!(message.contains("cannot enter"), "{message}");
+    let request = ExecRequest {
+        user: Some("4242".into()),
+        directory: None,
+        ..sh("pwd")
+    };
+    assert_eq!(finish(machine.start(request)).1, b"/\n");
 }
 
 #[test]
@@ -383,16 +400,26 @@ fn a_terminal_takes_input_and_control_characters() {
         }
     }
     assert_eq!(text, "go\r\none\r\ntwobye\r\n");
-    // Ctrl-C goes to the foreground of the terminal.
-    let (session, _) = started(
-        &machine,
-        ExecRequest {
-            tty,
-            ..sh("echo; sleep 1000")
-        },
-    );
-    session.writer.write_stdin(b"\x03").expect("taken");
-    assert_eq!(finish(session).0.exit_code(), 130);
+    // Ctrl-C goes to the foreground of the terminal. No shell here: one that is about to start a
+    // command would first wait for it.
+    let session = machine.start(ExecRequest {
+        tty,
+        ..command(&["cat"])
+    });
+    let (writer, mut reader) = (session.writer, session.reader);
+    writer.write_stdin(b"hi\n").expect("taken");
+    let mut text = String::new();
+    let outcome = loop {
+        match reader.next_event().expect("alive") {
+            ExecEvent::Stdout(data) => text.push_str(&String::from_utf8_lossy(&data)),
+            ExecEvent::Stderr(data) => panic!("stderr on a terminal: {data:?}"),
+            ExecEvent::Exit(outcome) => break outcome,
+        }
+        if text == "hi\r\nhi\r\n" {
+            writer.write_stdin(b"\x03").expect("taken");
+        }
+    };
+    assert_eq!(outcome.exit_code(), 130);
 }
 
 #[test]

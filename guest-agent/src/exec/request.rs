@@ -38,7 +38,7 @@ pub(crate) fn prepare(request: &ExecRequest) -> Result<Plan, StartError> {
             .ok_or_else(|| StartError::NoUser { user: text.clone() })?,
     };
     let environment = environment(request, &user)?;
-    let directory = directory(request.directory.as_deref())?;
+    let directory = directory(request.directory.as_deref(), &user)?;
     let mut argv = request
         .argv
         .iter()
@@ -71,10 +71,10 @@ fn login_shell(user: &User) -> (OsString, OsString) {
     (user.shell.clone().into(), format!("-{base}").into())
 }
 
-fn directory(asked: Option<&[u8]>) -> Result<PathBuf, StartError> {
+fn directory(asked: Option<&[u8]>, user: &User) -> Result<PathBuf, StartError> {
     let Some(asked) = asked else {
-        let root = Path::new("/root");
-        return Ok(if root.is_dir() { root } else { Path::new("/") }.to_owned());
+        let home = Path::new(&user.home);
+        return Ok(if home.is_dir() { home } else { Path::new("/") }.to_owned());
     };
     let path = Path::new("/").join(OsStr::from_bytes(asked));
     match std::fs::metadata(&path) {

@@ -48,6 +48,8 @@ pub(crate) enum StartError {
         #[source]
         source: io::Error,
     },
+    #[error("user {user:?} cannot enter directory {} of the guest", path.display())]
+    Closed { path: PathBuf, user: String },
     #[error("{} of the guest is not a directory", path.display())]
     NotDirectory { path: PathBuf },
     #[error("the guest has no room for another command")]
@@ -126,6 +128,12 @@ pub(crate) fn spawn(agent: &Agent, plan: &Plan) -> Result<Spawned, StartError> {
 
 fn start_error(plan: &Plan, source: io::Error) -> StartError {
     let program = plan.program.to_string_lossy().into_owned();
+    if source.raw_os_error() == Some(CANNOT_ENTER.raw_os_error()) {
+        return StartError::Closed {
+            path: plan.directory.clone(),
+            user: plan.user.name.clone(),
+        };
+    }
     match source.kind() {
         io::ErrorKind::NotFound => StartError::NotFound { program },
         io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock => StartError::Resources { source },
@@ -181,18 +189,12 @@ impl ChildSetup {
             set_thread_uid(*uid)?;
         }
         // As the user, since the directory may be closed to it.
-        Ok(rustix::process::chdir(&*self.directory).map_err(enter_error)?)
+        Ok(rustix::process::chdir(&*self.directory).map_err(|_| CANNOT_ENTER)?)
     }
 }
 
-/// A directory that has gone since it was checked must not look like a missing program.
-fn enter_error(errno: Errno) -> Errno {
-    if errno == Errno::NOENT {
-        Errno::NOTDIR
-    } else {
-        errno
-    }
-}
+/// Tells the agent that the directory was the obstacle: no other step of a start gives this.
+const CANNOT_ENTER: Errno = Errno::XDEV;
 
 /// The agent is spared by the OOM killer, its commands are not.
 fn reset_oom_score() {
