@@ -18,6 +18,7 @@ mod gpa;
 pub mod host_side;
 pub mod hypervisor;
 pub mod irq;
+pub mod machine;
 pub mod power;
 pub mod ram;
 pub mod serial;

@@ -14,7 +14,7 @@ use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
 
 use super::layout;
-use crate::Gpa;
+use crate::{Gpa, power};
 
 const OEM_ID: [u8; 6] = *b"SMOLVM";
 const OEM_TABLE_ID: [u8; 8] = *b"SMOLVM01";
@@ -87,13 +87,13 @@ impl Block {
     }
 }
 
-fn port(address: u16) -> GAS {
+fn port(address: u64) -> GAS {
     GAS::new(
         AddressSpace::SystemIo,
         8,
         0,
         AccessSize::ByteAccess,
-        address.into(),
+        address,
     )
 }
 
@@ -108,10 +108,10 @@ fn fadt(dsdt: Gpa) -> acpi_tables::fadt::FADT {
         .flag(Flags::SlpButton);
     // No VGA, no keyboard controller, no CMOS clock (ACPI 6.4, 5.2.9.3).
     builder.iapc_boot_arch = (1 << 2 | 1 << 5).into();
-    builder.sleep_control_reg = port(layout::POWER_PORT);
-    builder.sleep_status_reg = port(layout::POWER_PORT + 1);
-    builder.reset_reg = port(layout::POWER_PORT + 2);
-    builder.reset_value = 1;
+    builder.sleep_control_reg = port(power::SLEEP_CONTROL_PORT);
+    builder.sleep_status_reg = port(power::SLEEP_STATUS_PORT);
+    builder.reset_reg = port(power::RESET_PORT);
+    builder.reset_value = power::RESET_VALUE;
     builder.hypervisor_vendor_identity = u64::from_le_bytes(*b"smolvm\0\0").into();
     builder.finalize()
 }
@@ -132,10 +132,14 @@ fn dsdt(windows: &[MmioWindow]) -> Sdt {
         virtio_device(window, &mut code);
     }
     serial_device(&mut code);
-    // Soft-off is sleep type 5.
     Name::new(
         Path::new("_S5_"),
-        &Package::new(vec![&5_u8, &aml::ZERO, &aml::ZERO, &aml::ZERO]),
+        &Package::new(vec![
+            &power::SLEEP_TYPE_OFF,
+            &aml::ZERO,
+            &aml::ZERO,
+            &aml::ZERO,
+        ]),
     )
     .to_aml_bytes(&mut code);
     let mut dsdt = Sdt::new(

@@ -17,6 +17,8 @@ use crate::ram::{MemoryRegion, RAM_UNIT_BYTES, RamLayout, RamLayoutError};
 pub const HOLE_START: Gpa = Gpa(3 << 30);
 /// RAM beyond the hole begins here.
 pub const HIGH_RAM_START: Gpa = Gpa(1 << 32);
+/// Most vCPUs of a machine.
+pub const MAX_VCPUS: u8 = 16;
 /// Registers of the IOAPIC.
 pub const IOAPIC_BASE: Gpa = Gpa(0xfec0_0000);
 /// Length in bytes of the IOAPIC's window.
@@ -29,11 +31,6 @@ pub const SERIAL_PORT: u16 = 0x3f8;
 pub const SERIAL_PORTS: u16 = 8;
 /// IOAPIC input of the serial line.
 pub const SERIAL_GSI: u32 = 4;
-/// First of the power ports: sleep control, sleep status, reset.
-pub const POWER_PORT: u16 = 0x600;
-/// Number of power ports.
-pub const POWER_PORTS: u16 = 3;
-
 /// PVH start info, its module list and memory map.
 pub(crate) const START_INFO: Gpa = Gpa(0x6000);
 /// The kernel's command line.

@@ -17,7 +17,7 @@ mod vcpu_state;
 pub use clock_state::ClockState;
 pub use cpuid_table::{CpuidEntry, CpuidTable, MAX_CPUID_ENTRIES};
 pub use ioapic::{IOAPIC_PINS, Ioapic};
-pub use layout::{IOAPIC_BASE, LAPIC_BASE, ram_layout};
+pub use layout::{IOAPIC_BASE, LAPIC_BASE, MAX_VCPUS, ram_layout};
 pub use msr_list::{MsrList, msr};
 pub use profile::{CpuProfile, ProfileError, build as build_profile, check as check_profile};
 pub use reset_state::{XSAVE_SSE_BYTES, XSAVE_X87_BYTES};

@@ -51,6 +51,11 @@ impl MsrList {
         Self { numbers }
     }
 
+    /// A recorded list.
+    pub fn from_numbers(numbers: Vec<u32>) -> Self {
+        Self { numbers }
+    }
+
     /// Adds an MSR unless it is there.
     pub fn with(mut self, number: u32) -> Self {
         if !self.numbers.contains(&number) {

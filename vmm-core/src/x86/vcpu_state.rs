@@ -30,6 +30,23 @@ pub struct X86VcpuState {
     pub mp_state: MpState,
 }
 
+impl X86VcpuState {
+    /// The saved value of an MSR.
+    pub fn msr(&self, index: u32) -> Option<u64> {
+        self.msrs
+            .iter()
+            .find(|msr| msr.index == index)
+            .map(|msr| msr.value)
+    }
+
+    /// Changes the saved value of an MSR; one that is not saved stays so.
+    pub fn set_msr(&mut self, index: u32, value: u64) {
+        for msr in self.msrs.iter_mut().filter(|msr| msr.index == index) {
+            msr.value = value;
+        }
+    }
+}
+
 /// General registers (Intel SDM volume 1, 3.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs)] // the registers' own names

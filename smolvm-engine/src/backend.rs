@@ -1,0 +1,108 @@
+//! Which backends this host has.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use vmm_core::hypervisor::{Hypervisor, HypervisorError};
+
+use crate::home::Home;
+use crate::machine::{Backend, replace_file};
+
+/// Why no backend can run a machine here.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// The backend asked for is not usable.
+    #[error(transparent)]
+    Unusable(#[from] HypervisorError),
+    /// None is.
+    #[error("no backend can run a machine on this host: {}", reasons.join("; "))]
+    None {
+        /// Why not, one by one.
+        reasons: Vec<String>,
+    },
+}
+
+/// The backends in the order in which `auto` tries them.
+const PREFERENCE: [Backend; 3] = [Backend::Kvm, Backend::Hvf, Backend::Soft];
+
+/// Asks a backend whether it can run kernels here.
+pub fn probe(backend: Backend) -> Result<(), HypervisorError> {
+    match backend {
+        Backend::Kvm => kvm_backend::probe(),
+        Backend::Hvf => hvf_backend::probe(),
+        Backend::Soft => soft_backend::probe(),
+        Backend::Auto => PREFERENCE.into_iter().map(probe).find(Result::is_ok).unwrap_or(Ok(())),
+    }
+}
+
+/// Opens a backend; `Auto` the first that is usable.
+pub(crate) fn open(backend: Backend) -> Result<Box<dyn Hypervisor>, BackendError> {
+    match backend {
+        Backend::Kvm => Ok(kvm_backend::open()?),
+        Backend::Hvf => Ok(hvf_backend::open()?),
+        Backend::Soft => Ok(soft_backend::open()?),
+        Backend::Auto => open(choose_now()?),
+    }
+}
+
+/// The verdict on one backend, as kept in the cache.
+#[derive(Debug, Serialize, Deserialize)]
+struct CachedChoice {
+    /// The boot of the host that it holds for.
+    boot_id: String,
+    backend: Backend,
+}
+
+/// Turns `Auto` into the best usable backend; the answer is kept per boot of the host. Asked for by
+/// name, a backend is probed when it is opened.
+pub(crate) fn choose(wanted: Backend, home: &Home) -> Result<Backend, BackendError> {
+    if wanted != Backend::Auto {
+        return Ok(wanted);
+    }
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let path = home.cache().join("backend.json");
+    let cached: Option<CachedChoice> =
+        std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    if let Some(cached) = cached.filter(|c| !boot_id.is_empty() && c.boot_id == boot_id) {
+        // What permissions allow may change at any time: opening is cheap and asked again.
+        if cached.backend != Backend::Kvm || kvm_backend::open().is_ok() {
+            return Ok(cached.backend);
+        }
+    }
+    let backend = choose_now()?;
+    // Only a backend that never gets better within a boot is kept; the cache is an optimisation.
+    if let Ok(bytes) = serde_json::to_vec(&CachedChoice { boot_id, backend }) {
+        let kept = crate::home::make_private_dir(&home.cache()).is_ok()
+            && replace_file(&path, &bytes).is_ok();
+        tracing::debug!(%backend, kept, "backend chosen");
+    }
+    Ok(backend)
+}
+
+fn choose_now() -> Result<Backend, BackendError> {
+    let mut reasons = Vec::new();
+    for backend in PREFERENCE {
+        match probe(backend) {
+            Ok(()) => return Ok(backend),
+            Err(error) => reasons.push(error.to_string()),
+        }
+    }
+    Err(BackendError::None { reasons })
+}
+
+/// vCPUs of a machine that does not say how many it wants.
+pub(crate) fn default_vcpus(backend: Backend) -> u8 {
+    if backend == Backend::Soft { 1 } else { 2 }
+}
+
+/// CPU profile of a machine that does not say which one it wants: the richest that restores
+/// elsewhere and that this host has.
+pub(crate) fn default_profile(hypervisor: &dyn Hypervisor) -> &'static str {
+    use vmm_core::x86::{CpuProfile, build_profile};
+    let Some(x86) = &hypervisor.capabilities().x86 else { return CpuProfile::V1.name() };
+    [CpuProfile::V3, CpuProfile::V2]
+        .into_iter()
+        .find(|profile| build_profile(*profile, &x86.cpuid).is_ok())
+        .unwrap_or(CpuProfile::V1)
+        .name()
+}

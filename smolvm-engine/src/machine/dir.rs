@@ -1,0 +1,268 @@
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use super::file::{MACHINE_FILE_VERSION, MachineFile};
+
+/// Largest `machine.json` in bytes.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+/// Why a machine's directory could not be read or changed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum MachineDirError {
+    /// The host failed.
+    #[error("cannot {operation} {}", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// The host's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// `machine.json` is damaged.
+    #[error("{} is damaged", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// `machine.json` was written by a newer version.
+    #[error("{} has version {version}, this version reads {MACHINE_FILE_VERSION}", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+}
+
+/// The directory of one machine.
+#[derive(Debug, Clone)]
+pub(crate) struct MachineDir {
+    path: PathBuf,
+}
+
+impl MachineDir {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn exists(&self) -> bool {
+        self.file_path().exists()
+    }
+
+    fn file_path(&self) -> PathBuf {
+        self.path.join("machine.json")
+    }
+
+    /// Packs that the machine pins.
+    pub(crate) fn packs(&self) -> PathBuf {
+        self.path.join("packs")
+    }
+
+    /// Records of points that the machine pins.
+    pub(crate) fn records(&self) -> PathBuf {
+        self.path.join("records")
+    }
+
+    /// Disk map and overlays.
+    pub(crate) fn disk(&self) -> PathBuf {
+        self.path.join("disk")
+    }
+
+    /// The uncompressed kernel.
+    pub(crate) fn kernel(&self) -> PathBuf {
+        self.path.join("vmlinux")
+    }
+
+    /// The initramfs with the agent of the machine's day.
+    pub(crate) fn initramfs(&self) -> PathBuf {
+        self.path.join("initramfs")
+    }
+
+    /// The serial console's output, all starts one after the other.
+    pub(crate) fn console_log(&self) -> PathBuf {
+        self.path.join("console.log")
+    }
+
+    /// What the machine's processes report.
+    pub(crate) fn process_log(&self) -> PathBuf {
+        self.path.join("supervisor.log")
+    }
+
+    /// The supervisor's socket.
+    pub(crate) fn control_socket(&self) -> PathBuf {
+        self.path.join("control.sock")
+    }
+
+    /// Reads `machine.json`; `None` where there is no machine.
+    pub(crate) fn read(&self) -> Result<Option<MachineFile>, MachineDirError> {
+        let path = self.file_path();
+        let io_error = |source| MachineDirError::Io {
+            operation: "read",
+            path: path.clone(),
+            source,
+        };
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(io_error(error)),
+        };
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut io::Read::take(file, MAX_FILE_BYTES), &mut bytes)
+            .map_err(io_error)?;
+        let machine: MachineFile = serde_json::from_slice(&bytes)
+            .map_err(|source| MachineDirError::Damaged { path: path.clone(), source })?;
+        if machine.v > MACHINE_FILE_VERSION {
+            return Err(MachineDirError::Version { path, version: machine.v });
+        }
+        Ok(Some(machine))
+    }
+
+    /// Replaces `machine.json`, durably.
+    pub(crate) fn write(&self, machine: &MachineFile) -> Result<(), MachineDirError> {
+        let path = self.file_path();
+        let text = serde_json::to_vec_pretty(machine)
+            .map_err(|source| MachineDirError::Damaged { path: path.clone(), source })?;
+        replace_file(&path, &text)
+    }
+
+    /// Waits for, then holds, the lock under which the machine is changed from outside: start, stop,
+    /// delete, rename. Released when the file is dropped.
+    pub(crate) fn lock_operation(&self) -> Result<File, MachineDirError> {
+        let (file, path) = self.open_lock("operation.lock")?;
+        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
+            .map_err(|source| MachineDirError::Io { operation: "lock", path, source })?;
+        Ok(file)
+    }
+
+    /// Takes the lock that says that the machine runs. Waits for readers that look at it.
+    pub(crate) fn lock_running(&self) -> Result<RunLock, MachineDirError> {
+        let (file, path) = self.open_lock("run.lock")?;
+        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
+            .map_err(|source| MachineDirError::Io { operation: "lock", path, source })?;
+        Ok(RunLock { file })
+    }
+
+    /// Whether somebody holds the run lock. Changes nothing.
+    pub(crate) fn is_running(&self) -> Result<bool, MachineDirError> {
+        let path = self.path.join("run.lock");
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(source) => return Err(MachineDirError::Io { operation: "open", path, source }),
+        };
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            Err(error) => {
+                Err(MachineDirError::Io { operation: "look at", path, source: error.into() })
+            }
+        }
+    }
+
+    fn open_lock(&self, name: &str) -> Result<(File, PathBuf), MachineDirError> {
+        let path = self.path.join(name);
+        let opened =
+            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        match opened {
+            Ok(file) => Ok((file, path)),
+            Err(source) => Err(MachineDirError::Io { operation: "open", path, source }),
+        }
+    }
+}
+
+fn retry_interrupted(mut call: impl FnMut() -> Result<(), Errno>) -> io::Result<()> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// Held by the process that runs the machine, for as long as it does.
+#[derive(Debug)]
+pub(crate) struct RunLock {
+    file: File,
+}
+
+impl RunLock {
+    /// The lock's descriptor: the lock is held until its last copy is closed.
+    pub(crate) fn descriptor(&self) -> std::os::fd::BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.file)
+    }
+}
+
+/// Replaces a file durably: temporary file, sync, rename, sync of the directory.
+pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), MachineDirError> {
+    let io_error = |operation, path: &Path| {
+        let path = path.to_owned();
+        move |source| MachineDirError::Io { operation, path, source }
+    };
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let mut temporary = tempfile::Builder::new()
+        .prefix(".new-")
+        .tempfile_in(directory)
+        .map_err(io_error("create a file in", directory))?;
+    temporary.write_all(bytes).map_err(io_error("write", path))?;
+    temporary.as_file().sync_all().map_err(io_error("sync", path))?;
+    temporary.persist(path).map_err(|error| io_error("replace", path)(error.error))?;
+    sync_directory(directory)
+}
+
+/// Makes a directory's entries durable.
+pub(crate) fn sync_directory(directory: &Path) -> Result<(), MachineDirError> {
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(|source| {
+        MachineDirError::Io { operation: "sync directory", path: directory.to_owned(), source }
+    })
+}
+
+/// Removes a file; one that is not there is fine.
+pub(crate) fn remove_if_there(path: &Path) -> Result<(), MachineDirError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(MachineDirError::Io { operation: "remove", path: path.to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_run_lock_says_who_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let machine = MachineDir::new(directory.path().to_owned());
+        assert!(!machine.is_running().unwrap());
+        let lock = machine.lock_running().unwrap();
+        assert!(machine.is_running().unwrap());
+        drop(lock);
+        assert!(!machine.is_running().unwrap());
+    }
+
+    #[test]
+    fn a_missing_and_a_damaged_file_are_told_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let machine = MachineDir::new(directory.path().to_owned());
+        assert!(machine.read().unwrap().is_none());
+        replace_file(&machine.file_path(), b"{").unwrap();
+        assert!(matches!(machine.read(), Err(MachineDirError::Damaged { .. })));
+    }
+}

@@ -1,0 +1,105 @@
+use serde::{Deserialize, Serialize};
+
+use super::spec::MachineSpec;
+use crate::name::MachineName;
+
+/// The layout of `machine.json` that this version writes.
+pub(crate) const MACHINE_FILE_VERSION: u32 = 1;
+
+/// Contents of `machine.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MachineFile {
+    /// Version of the layout.
+    pub(crate) v: u32,
+    /// The machine's name; the directory's name too.
+    pub(crate) name: MachineName,
+    /// Seconds since 1970 when it was created.
+    pub(crate) created_unix: u64,
+    /// What it is.
+    pub(crate) spec: MachineSpec,
+    /// What it was made from.
+    pub(crate) origin: MachineOrigin,
+    /// The state as of the last change; who holds the run lock knows better.
+    pub(crate) state: RecordedState,
+    /// Its disk.
+    pub(crate) disk: DiskFile,
+    /// The kernel's command line.
+    pub(crate) command_line: String,
+    /// The point it was last saved to or restored from, as a full id.
+    #[serde(default)]
+    pub(crate) head: Option<String>,
+    /// The point that the next start restores.
+    #[serde(default)]
+    pub(crate) restore: Option<String>,
+    /// The store it was last saved into.
+    #[serde(default)]
+    pub(crate) store: Option<std::path::PathBuf>,
+    /// Whether it keeps the identity of the point it was made from.
+    #[serde(default)]
+    pub(crate) keep_identity: bool,
+    /// Whether it was given an identity of its own.
+    #[serde(default)]
+    pub(crate) has_identity: bool,
+    /// Whether changed pages are tracked; recorded at each start.
+    #[serde(default = "yes")]
+    pub(crate) branchable: bool,
+    /// How often it was started; the host's ports of its connections follow from it.
+    #[serde(default)]
+    pub(crate) starts: u64,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// What a machine was made from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "kind")]
+#[non_exhaustive]
+pub enum MachineOrigin {
+    /// An image and a kernel, by name.
+    Image {
+        /// The image.
+        image: String,
+        /// The kernel.
+        kernel: String,
+    },
+    /// A saved point.
+    Point {
+        /// Its full id.
+        id: String,
+        /// The machine that it was saved from.
+        machine: String,
+    },
+}
+
+/// A machine's state as recorded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "state")]
+pub(crate) enum RecordedState {
+    /// Never started.
+    Created,
+    /// Running, if somebody holds the run lock; else its processes were killed.
+    Running {
+        /// The backend that runs it.
+        backend: String,
+    },
+    /// Ended in order.
+    Stopped,
+    /// Ended by itself.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A machine's disk: what lies under it, and its layers from bottom to top.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DiskFile {
+    /// Name in `disk/` of the map of chunks under the layers.
+    pub(crate) base: String,
+    /// Names in `disk/` of the overlay files; the last one takes the writes.
+    pub(crate) layers: Vec<String>,
+    /// Number that the next file gets.
+    pub(crate) next: u64,
+}

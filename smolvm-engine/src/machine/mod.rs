@@ -1,0 +1,11 @@
+//! A machine as it lies in the home: one directory with an atomically replaced `machine.json`.
+
+mod dir;
+mod file;
+mod spec;
+
+pub(crate) use dir::{MachineDir, RunLock, remove_if_there, replace_file, sync_directory};
+pub(crate) use file::{DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState};
+pub use dir::MachineDirError;
+pub use file::MachineOrigin;
+pub use spec::{Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineSpec};

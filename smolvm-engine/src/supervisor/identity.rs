@@ -1,0 +1,68 @@
+//! What makes a machine itself: made on the host, written by the agent.
+
+use agent_protocol::{Bytes, Identity, SshHostKey};
+use rustix::rand::{GetRandomFlags, getrandom};
+use ssh_key::rand_core::OsRng;
+use ssh_key::{Algorithm, EcdsaCurve, LineEnding, PrivateKey};
+use thiserror::Error;
+
+use crate::name::MachineName;
+
+/// Bytes of a random seed.
+pub(crate) const SEED_BYTES: usize = 64;
+
+/// Why an identity could not be made.
+#[derive(Debug, Error)]
+pub(crate) enum IdentityError {
+    /// The host's random generator failed.
+    #[error("the host's random generator failed")]
+    Random(#[from] rustix::io::Errno),
+    /// A host key could not be made.
+    #[error("an SSH host key could not be made")]
+    Key(#[from] ssh_key::Error),
+}
+
+/// Random bytes from the host.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], IdentityError> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
+}
+
+/// A new identity for a machine of this name.
+pub(crate) fn new_identity(name: &MachineName) -> Result<Identity, IdentityError> {
+    let keys = [
+        ("ed25519", Algorithm::Ed25519),
+        ("ecdsa", Algorithm::Ecdsa { curve: EcdsaCurve::NistP256 }),
+    ];
+    let comment = format!("root@{}", name.hostname());
+    let keys: Result<Vec<_>, _> =
+        keys.into_iter().map(|(name, algorithm)| host_key(name, algorithm, &comment)).collect();
+    Ok(Identity {
+        hostname: Some(name.hostname()),
+        machine_id: Some(random()?),
+        boot_id: None,
+        random_seed: Some(Bytes(random::<512>()?.to_vec())),
+        ssh_host_keys: keys?,
+        forget_dhcp: true,
+    })
+}
+
+fn host_key(
+    name: &str,
+    algorithm: Algorithm,
+    comment: &str,
+) -> Result<SshHostKey, IdentityError> {
+    let mut key = PrivateKey::random(&mut OsRng, algorithm)?;
+    key.set_comment(comment);
+    let mut public = key.public_key().to_openssh()?;
+    public.push('\n');
+    Ok(SshHostKey {
+        algorithm: name.to_owned(),
+        private_key: Bytes(key.to_openssh(LineEnding::LF)?.as_bytes().to_vec()),
+        public_key: Bytes(public.into_bytes()),
+    })
+}

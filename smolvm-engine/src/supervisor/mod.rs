@@ -1,0 +1,15 @@
+//! The supervisor: the process (or thread) that owns one running machine.
+//!
+//! It holds the machine's run lock, starts the VMM and gives it everything as descriptors, talks to the
+//! guest's agent, answers commands on the control socket, and records how the machine ended.
+
+mod agent;
+pub(crate) mod control;
+mod control_socket;
+mod identity;
+mod run;
+mod serve;
+mod vmm_process;
+
+pub(crate) use control_socket::connect;
+pub(crate) use run::{StartReport, run};

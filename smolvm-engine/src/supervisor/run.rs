@@ -1,0 +1,364 @@
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::agent::{AgentDialer, AgentError};
+use super::identity::{self, IdentityError, SEED_BYTES};
+use super::serve;
+use super::vmm_process::{self, SpawnError, VmmHandle};
+use crate::backend::{self, BackendError};
+use crate::channel::{self, ChannelError};
+use crate::error::chain;
+use crate::home::Home;
+use crate::machine::{MachineDir, MachineDirError, MachineFile, RecordedState, RunLock};
+use crate::name::MachineName;
+use crate::process::ProcessModel;
+use crate::vmm::messages::{ConsoleNote, EndReason, FromVmm, StartMachine, ToVmm};
+
+/// How long a guest may take from its start until its agent answers.
+pub(crate) const AGENT_PATIENCE: Duration = Duration::from_secs(120);
+/// How long one control call to the agent may take.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The context id of every guest: each has a vsock of its own.
+const GUEST_CID: u64 = 3;
+/// How long a VMM that was told to end may take.
+const QUIT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a supervisor tells whoever started it; the last thing before it only serves commands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum StartReport {
+    /// The machine runs and its agent answers.
+    Ready {
+        /// The backend in use.
+        backend: String,
+    },
+    /// The machine runs, but its agent does not answer.
+    AgentSilent {
+        /// What was tried.
+        message: String,
+    },
+    /// The machine does not run.
+    Failed {
+        /// Why.
+        message: String,
+    },
+}
+
+/// Why a machine could not be started.
+#[derive(Debug, Error)]
+pub(super) enum StartError {
+    #[error(transparent)]
+    Dir(#[from] MachineDirError),
+    #[error("there is no machine {0}")]
+    Missing(MachineName),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error("cannot listen at the machine's control socket")]
+    Listen(#[source] std::io::Error),
+    #[error("{0}")]
+    Vmm(String),
+}
+
+/// What the supervisor's threads share.
+pub(super) struct Shared {
+    pub(super) dir: MachineDir,
+    pub(super) dialer: AgentDialer,
+    pub(super) vmm_socket: Mutex<UnixStream>,
+    pub(super) backend: String,
+    pub(super) vcpus: u8,
+    pub(super) vmm_pid: u32,
+    pub(super) started_unix: u64,
+    live: Mutex<Live>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Live {
+    ready: bool,
+    end: Option<EndReason>,
+    /// The run is recorded, files are closed.
+    finished: bool,
+    out_of_memory: Option<String>,
+}
+
+impl Shared {
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.live().ready
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.live().end.is_some()
+    }
+
+    pub(super) fn out_of_memory(&self) -> Option<String> {
+        self.live().out_of_memory.clone()
+    }
+
+    /// Waits until the machine has ended; false after `patience`.
+    pub(super) fn wait_end(&self, patience: Duration) -> bool {
+        self.wait(patience, |live| live.end.is_some())
+    }
+
+    /// Waits until the end is recorded.
+    pub(super) fn wait_finished(&self) {
+        while !self.wait(Duration::from_secs(3600), |live| live.finished) {}
+    }
+
+    fn wait(&self, patience: Duration, until: impl Fn(&Live) -> bool) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut live = self.live();
+        while !until(&live) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            live = self
+                .changed
+                .wait_timeout(live, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        true
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Live)) {
+        change(&mut self.live());
+        self.changed.notify_all();
+    }
+
+    /// Ends the VMM, in order if it obeys, else by force.
+    pub(super) fn quit_vmm(&self) {
+        let socket = self.vmm_socket.lock().unwrap_or_else(PoisonError::into_inner);
+        // A VMM that is gone needs no message.
+        let told = channel::send(&socket, &ToVmm::Quit, &[]).is_ok();
+        drop(socket);
+        if !(told && self.wait_end(QUIT_PATIENCE)) {
+            self.kill_vmm();
+        }
+    }
+
+    fn kill_vmm(&self) {
+        if let Ok(pid) = i32::try_from(self.vmm_pid)
+            && let Some(pid) = rustix::process::Pid::from_raw(pid)
+            && let Err(error) = rustix::process::kill_process(pid, rustix::process::Signal::KILL)
+        {
+            tracing::warn!(%error, "the VMM could not be killed");
+        }
+    }
+}
+
+/// Runs a machine until it ends, reporting its start to `starter`.
+pub(crate) fn run(home: &Home, name: &MachineName, model: &ProcessModel, starter: UnixStream) {
+    let dir = MachineDir::new(home.machine(name));
+    let failed = |error: &StartError| StartReport::Failed { message: chain(error) };
+    let lock = match dir.lock_running() {
+        Ok(lock) => lock,
+        Err(error) => return report(&starter, &failed(&error.into())),
+    };
+    match start(home, name, model, &dir, &lock) {
+        Ok((shared, vmm)) => supervise(&shared, vmm, starter),
+        Err(error) => {
+            tracing::error!(error = %chain(&error), "the machine does not start");
+            report(&starter, &failed(&error));
+        }
+    }
+}
+
+fn report(starter: &UnixStream, report: &StartReport) {
+    // Whoever started us may have been killed; the machine runs all the same.
+    if let Err(error) = channel::send(starter, report, &[]) {
+        tracing::debug!(%error, "nobody waits for the start");
+    }
+}
+
+fn start(
+    home: &Home,
+    name: &MachineName,
+    model: &ProcessModel,
+    dir: &MachineDir,
+    lock: &RunLock,
+) -> Result<(Arc<Shared>, VmmHandle), StartError> {
+    let mut machine = dir.read()?.ok_or_else(|| StartError::Missing(name.clone()))?;
+    let backend = backend::choose(machine.spec.backend, home)?;
+    let vcpus = machine.spec.cpus.unwrap_or_else(|| backend::default_vcpus(backend));
+    let cpu = match &machine.spec.cpu {
+        Some(cpu) => cpu.clone(),
+        None => backend::default_profile(&*backend::open(backend)?).to_owned(),
+    };
+    let request = StartMachine {
+        backend,
+        vcpus,
+        memory_bytes: machine.spec.memory_bytes,
+        cpu,
+        command_line: machine.command_line.clone(),
+        vsock_cid: GUEST_CID,
+        disk_bytes: machine.spec.disk_bytes,
+        pack_directories: vec![dir.packs()],
+        branchable: machine.branchable,
+    };
+    let listener = super::control_socket::listen(&dir.control_socket()).map_err(StartError::Listen)?;
+    let vmm = vmm_process::start(model, dir, &machine, lock, request)?;
+    match channel::receive(&vmm.socket)?.message {
+        FromVmm::Started => {}
+        FromVmm::StartFailed(reason) => return Err(StartError::Vmm(reason)),
+        other => return Err(StartError::Vmm(format!("unexpected answer {other:?}"))),
+    }
+    machine.state = RecordedState::Running { backend: backend.to_string() };
+    machine.starts += 1;
+    dir.write(&machine)?;
+    let shared = Arc::new(Shared {
+        dir: dir.clone(),
+        vmm_socket: Mutex::new(vmm.socket.try_clone().map_err(ChannelError::Io)?),
+        backend: backend.to_string(),
+        vcpus,
+        vmm_pid: vmm.pid(),
+        started_unix: unix_now(),
+        dialer: vmm.dialer.clone(),
+        live: Mutex::default(),
+        changed: Condvar::new(),
+    });
+    serve::spawn(listener, &shared).map_err(StartError::Listen)?;
+    Ok((shared, vmm))
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Follows a machine to its end and records it.
+fn supervise(shared: &Arc<Shared>, mut vmm: VmmHandle, starter: UnixStream) {
+    let for_setup = shared.clone();
+    let setup = std::thread::Builder::new()
+        .name("setup".to_owned())
+        .spawn(move || report(&starter, &set_up_guest(&for_setup)));
+    if let Err(error) = setup {
+        tracing::error!(%error, "the guest is not set up");
+    }
+    let reason = follow(shared, &vmm.socket);
+    shared.change(|live| live.end = Some(reason.clone()));
+    vmm.reap();
+    record_end(shared, &reason);
+    if let Err(error) = std::fs::remove_file(shared.dir.control_socket()) {
+        tracing::debug!(%error, "the control socket was not removed");
+    }
+    shared.change(|live| live.finished = true);
+}
+
+/// Reads the VMM's messages until the machine is over.
+fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
+    loop {
+        match channel::receive(socket).map(|received| received.message) {
+            Ok(FromVmm::Ended(reason)) => return reason,
+            Ok(FromVmm::StartFailed(reason)) => return EndReason::Crashed(reason),
+            Ok(FromVmm::Console(ConsoleNote::OutOfMemory(text))) => {
+                shared.change(|live| live.out_of_memory = Some(text));
+            }
+            Ok(FromVmm::Console(ConsoleNote::Panic(_)) | FromVmm::Started) => {}
+            Ok(FromVmm::Rebooted) => {
+                shared.change(|live| live.ready = false);
+                let shared = shared.clone();
+                let spawned = std::thread::Builder::new().name("setup".to_owned()).spawn(move || {
+                    if let StartReport::AgentSilent { message } = set_up_guest(&shared) {
+                        tracing::error!(%message, "the agent does not answer after a reboot");
+                    }
+                });
+                if let Err(error) = spawned {
+                    tracing::error!(%error, "the guest is not set up after a reboot");
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "the VMM is gone");
+                return EndReason::Crashed("its VMM process was killed or crashed".to_owned());
+            }
+        }
+    }
+}
+
+fn record_end(shared: &Shared, reason: &EndReason) {
+    let state = match reason {
+        EndReason::PowerOff | EndReason::Asked => RecordedState::Stopped,
+        EndReason::Panic(reason) => {
+            RecordedState::Failed { reason: format!("kernel panic: {reason}") }
+        }
+        EndReason::Crashed(reason) => RecordedState::Failed { reason: reason.clone() },
+    };
+    if let Err(error) = change_file(&shared.dir, |machine| machine.state = state) {
+        tracing::error!(%error, "the machine's end is not recorded");
+    }
+}
+
+fn change_file(
+    dir: &MachineDir,
+    change: impl FnOnce(&mut MachineFile),
+) -> Result<(), MachineDirError> {
+    if let Some(mut machine) = dir.read()? {
+        change(&mut machine);
+        dir.write(&machine)?;
+    }
+    Ok(())
+}
+
+/// Waits for the agent and gives the guest what it needs before anybody works in it.
+fn set_up_guest(shared: &Shared) -> StartReport {
+    let result = set_up(shared);
+    match result {
+        Ok(()) => {
+            shared.change(|live| live.ready = true);
+            StartReport::Ready { backend: shared.backend.clone() }
+        }
+        Err(error) if shared.has_ended() => {
+            shared.wait_finished();
+            let state = shared.dir.read().ok().flatten().map(|machine| machine.state);
+            let why = match state {
+                Some(RecordedState::Failed { reason }) => reason,
+                _ => chain(&error),
+            };
+            StartReport::Failed { message: format!("the guest ended while it started: {why}") }
+        }
+        Err(error) => StartReport::AgentSilent { message: chain(&error) },
+    }
+}
+
+/// Why a guest could not be set up.
+#[derive(Debug, Error)]
+enum SetUpError {
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Dir(#[from] MachineDirError),
+    #[error("the connection to the agent cannot be bounded in time")]
+    Timeout(#[from] std::io::Error),
+}
+
+fn set_up(shared: &Shared) -> Result<(), SetUpError> {
+    let mut agent = shared.dialer.connect(AGENT_PATIENCE, CALL_TIMEOUT, || shared.has_ended())?;
+    let call = |call| move |source| AgentError::Call { call, source };
+    agent.set_clock_to_now().map_err(call("clock"))?;
+    agent
+        .reseed(&identity::random::<SEED_BYTES>()?, identity::random()?)
+        .map_err(call("reseed"))?;
+    agent.resize_root().map_err(call("resize of the root file system"))?;
+    let Some(machine) = shared.dir.read()? else { return Ok(()) };
+    if !machine.has_identity {
+        let identity = identity::new_identity(&machine.name)?;
+        agent.set_identity(&identity).map_err(call("new identity"))?;
+        change_file(&shared.dir, |machine| machine.has_identity = true)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! Starting the VMM and giving it what it needs.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::thread::JoinHandle;
+
+use thiserror::Error;
+
+use super::agent::AgentDialer;
+use crate::channel::{self, ChannelError};
+use crate::machine::{MachineDir, MachineFile, RunLock};
+use crate::process::{self, ProcessModel};
+use crate::vmm;
+use crate::vmm::messages::{StartMachine, ToVmm};
+
+/// Why a VMM could not be started.
+#[derive(Debug, Error)]
+pub(crate) enum SpawnError {
+    /// A file of the machine cannot be opened.
+    #[error("cannot open {}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The host's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The process or thread could not be made.
+    #[error("cannot start the VMM")]
+    Spawn(#[source] io::Error),
+    /// It did not take the message.
+    #[error("the VMM took no message")]
+    Channel(#[from] ChannelError),
+}
+
+/// A VMM that was told to start a machine.
+pub(super) struct VmmHandle {
+    pub(super) socket: UnixStream,
+    pub(super) dialer: AgentDialer,
+    body: VmmBody,
+}
+
+enum VmmBody {
+    Process(Child),
+    Thread(Option<JoinHandle<()>>),
+}
+
+impl VmmHandle {
+    /// Process id; 0 for a thread.
+    pub(super) fn pid(&self) -> u32 {
+        match &self.body {
+            VmmBody::Process(child) => child.id(),
+            VmmBody::Thread(_) => 0,
+        }
+    }
+
+    /// Waits for its end. A process that does not end is killed when asked to.
+    pub(super) fn reap(&mut self) {
+        match &mut self.body {
+            VmmBody::Process(child) => {
+                if let Err(error) = child.wait() {
+                    tracing::warn!(%error, "the VMM could not be waited for");
+                }
+            }
+            VmmBody::Thread(thread) => {
+                if thread.take().is_some_and(|thread| thread.join().is_err()) {
+                    tracing::error!("the VMM's thread panicked");
+                }
+            }
+        }
+    }
+}
+
+/// Starts a VMM for the machine and tells it to start.
+pub(super) fn start(
+    model: &ProcessModel,
+    dir: &MachineDir,
+    machine: &MachineFile,
+    lock: &RunLock,
+    request: StartMachine,
+) -> Result<VmmHandle, SpawnError> {
+    let (body, socket) = match model {
+        ProcessModel::Processes { program } => {
+            let (child, socket) =
+                process::spawn_vmm(program, &dir.process_log()).map_err(SpawnError::Spawn)?;
+            (VmmBody::Process(child), socket)
+        }
+        ProcessModel::Threads => {
+            let (ours, theirs) = UnixStream::pair().map_err(SpawnError::Spawn)?;
+            let run = move || {
+                if let Err(error) = vmm::run(theirs) {
+                    tracing::warn!(%error, "the VMM ended early");
+                }
+            };
+            let thread = std::thread::Builder::new().name("vmm".to_owned()).spawn(run);
+            (VmmBody::Thread(Some(thread.map_err(SpawnError::Spawn)?)), ours)
+        }
+    };
+    let (dial, vmm_dial) = UnixStream::pair().map_err(SpawnError::Spawn)?;
+    let files = open_files(dir, machine)?;
+    let mut descriptors: Vec<_> = files.boot.iter().map(AsFd::as_fd).collect();
+    descriptors.push(vmm_dial.as_fd());
+    descriptors.push(files.base_map.as_fd());
+    descriptors.push(lock.descriptor());
+    descriptors.extend(files.layers.iter().map(AsFd::as_fd));
+    channel::send(&socket, &ToVmm::Start(Box::new(request)), &descriptors)?;
+    Ok(VmmHandle { socket, dialer: AgentDialer::new(dial), body })
+}
+
+/// What a VMM gets, opened. Order: see [`crate::vmm::messages::StartDescriptors`].
+struct MachineFiles {
+    /// Kernel, initramfs, console log.
+    boot: [File; 3],
+    base_map: File,
+    layers: Vec<File>,
+}
+
+fn open_files(dir: &MachineDir, machine: &MachineFile) -> Result<MachineFiles, SpawnError> {
+    let layer = |name: &String| open(&dir.disk().join(name), File::options().read(true).write(true));
+    Ok(MachineFiles {
+        boot: [
+            open(&dir.kernel(), File::options().read(true))?,
+            open(&dir.initramfs(), File::options().read(true))?,
+            open(&dir.console_log(), File::options().create(true).append(true))?,
+        ],
+        base_map: open(&dir.disk().join(&machine.disk.base), File::options().read(true))?,
+        layers: machine.disk.layers.iter().map(layer).collect::<Result<_, _>>()?,
+    })
+}
+
+fn open(path: &Path, options: &std::fs::OpenOptions) -> Result<File, SpawnError> {
+    options.open(path).map_err(|source| SpawnError::Open { path: path.to_owned(), source })
+}

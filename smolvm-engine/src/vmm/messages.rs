@@ -1,0 +1,99 @@
+//! What supervisor and VMM tell each other.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Backend;
+
+/// From the supervisor.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum ToVmm {
+    /// Build the machine and let it run; the first message. Descriptors: see [`StartDescriptors`].
+    Start(Box<StartMachine>),
+    /// Give this to the serial console.
+    ConsoleInput(Vec<u8>),
+    /// End: stop the vCPUs and leave.
+    Quit,
+}
+
+/// From the VMM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum FromVmm {
+    /// The vCPUs run.
+    Started,
+    /// The machine could not be built or started; the VMM ends.
+    StartFailed(String),
+    /// The guest reset itself and boots again.
+    Rebooted,
+    /// The console showed this.
+    Console(ConsoleNote),
+    /// The machine is over; the VMM ends.
+    Ended(EndReason),
+}
+
+/// Something on the serial console that explains an end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ConsoleNote {
+    /// The kernel panicked.
+    Panic(String),
+    /// The kernel killed a process for lack of memory.
+    OutOfMemory(String),
+}
+
+/// Why a machine ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum EndReason {
+    /// The guest switched itself off.
+    PowerOff,
+    /// The guest panicked.
+    Panic(String),
+    /// The guest crashed without a word, or the hypervisor gave up.
+    Crashed(String),
+    /// The supervisor said [`ToVmm::Quit`].
+    Asked,
+}
+
+/// How to build a machine.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct StartMachine {
+    /// The backend, not `Auto`.
+    pub(crate) backend: Backend,
+    /// vCPUs.
+    pub(crate) vcpus: u8,
+    /// Guest memory in bytes.
+    pub(crate) memory_bytes: u64,
+    /// CPU profile by name; of no meaning for a restore.
+    pub(crate) cpu: String,
+    /// The kernel's command line.
+    pub(crate) command_line: String,
+    /// The guest's context id.
+    pub(crate) vsock_cid: u64,
+    /// Size of the root disk in bytes.
+    pub(crate) disk_bytes: u64,
+    /// Directories of packs that hold the disk's base and a point's memory.
+    pub(crate) pack_directories: Vec<PathBuf>,
+    /// Track written pages.
+    pub(crate) branchable: bool,
+}
+
+/// Descriptors that go with [`ToVmm::Start`], in this order, after them the disk's layers from bottom
+/// to top.
+pub(crate) struct StartDescriptors;
+
+impl StartDescriptors {
+    /// The kernel.
+    pub(crate) const KERNEL: usize = 0;
+    /// The initramfs.
+    pub(crate) const INITRAMFS: usize = 1;
+    /// The console's log, opened for appending.
+    pub(crate) const CONSOLE: usize = 2;
+    /// Over this socket come connections for the guest.
+    pub(crate) const DIAL: usize = 3;
+    /// The map of chunks under the disk's layers.
+    pub(crate) const BASE_MAP: usize = 4;
+    /// The machine's run lock: held as long as the VMM lives, so that no other one writes the disk.
+    pub(crate) const LOCK: usize = 5;
+    /// The first layer.
+    pub(crate) const LAYERS: usize = 6;
+}

@@ -1,0 +1,13 @@
+//! The VMM: the process (or thread) that runs one machine's vCPUs and devices.
+//!
+//! It gets everything as open descriptors and by [`messages`] over one socket from the supervisor,
+//! and ends when that socket closes.
+
+mod console;
+mod dial;
+mod disk;
+pub(crate) mod messages;
+mod run;
+mod start;
+
+pub(crate) use run::run;

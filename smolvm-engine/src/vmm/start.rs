@@ -1,0 +1,157 @@
+//! From a message and its descriptors to a running machine.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use cas_store::PackSet;
+use cow_disk::{Base, LayerError, LayeredDisk, OverlayError};
+use thiserror::Error;
+use vmm_core::hypervisor::{Hypervisor, HypervisorError};
+use vmm_core::machine::{
+    EventListener, MachineBuilder, MachineError, RunningMachine, VsockConfig, X86MachineRecord,
+};
+use vmm_core::ram::{GuestRam, RamBacking, RamError, RamLayoutError};
+use vmm_core::tracker::TrackerError;
+use vmm_core::x86::boot::BootImage;
+use vmm_core::x86::{self, ProfileError};
+
+use super::console::ConsoleSink;
+use super::dial::DialSocket;
+use super::disk::RootDisk;
+use super::messages::{ConsoleNote, StartDescriptors, StartMachine};
+use crate::backend::{self, BackendError};
+use crate::chunk_base::ChunkBase;
+use crate::image::{ImageMap, MapError};
+
+/// Largest kernel or initramfs in bytes.
+const MAX_BOOT_FILE_BYTES: u64 = 1 << 30;
+
+/// Why a machine could not be started.
+#[derive(Debug, Error)]
+pub(super) enum StartError {
+    #[error("a descriptor is missing: number {0}")]
+    MissingDescriptor(usize),
+    #[error("cannot read the {part}")]
+    Read {
+        part: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the disk's base: {0}")]
+    Map(#[from] MapError),
+    #[error(transparent)]
+    Overlay(#[from] OverlayError),
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error(transparent)]
+    Hypervisor(#[from] HypervisorError),
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    #[error(transparent)]
+    Layout(#[from] RamLayoutError),
+    #[error(transparent)]
+    Ram(#[from] RamError),
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    #[error(transparent)]
+    Tracker(#[from] TrackerError),
+    #[error("this backend runs no x86-64 guests")]
+    NoX86,
+}
+
+/// What outlives a reset of the guest.
+pub(super) struct Parts {
+    request: StartMachine,
+    kernel: Vec<u8>,
+    initramfs: Vec<u8>,
+    console: File,
+    dial: Arc<DialSocket>,
+    disk: Arc<LayeredDisk>,
+    hypervisor: Box<dyn Hypervisor>,
+    /// Held until everything above is closed.
+    _lock: OwnedFd,
+}
+
+impl Parts {
+    /// Opens everything that the message and its descriptors name.
+    pub(super) fn open(
+        request: StartMachine,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Self, StartError> {
+        let mut files = descriptors.into_iter();
+        let mut next = |number| files.next().ok_or(StartError::MissingDescriptor(number));
+        let kernel = read_all(next(StartDescriptors::KERNEL)?, "kernel")?;
+        let initramfs = read_all(next(StartDescriptors::INITRAMFS)?, "initramfs")?;
+        let console = File::from(next(StartDescriptors::CONSOLE)?);
+        let dial = UnixStream::from(next(StartDescriptors::DIAL)?);
+        let map = read_all(next(StartDescriptors::BASE_MAP)?, "disk's base")?;
+        let lock = next(StartDescriptors::LOCK)?;
+        let mut layers: Vec<File> = files.map(File::from).collect();
+        let top = layers.pop().ok_or(StartError::MissingDescriptor(StartDescriptors::LAYERS))?;
+        let base = ChunkBase::new(
+            PackSet::open(&request.pack_directories),
+            ImageMap::decode(&map)?.chunks().to_vec(),
+        );
+        let disk = LayeredDisk::from_files(Base::reader(Arc::new(base)), layers, top)?;
+        Ok(Self {
+            kernel,
+            initramfs,
+            console,
+            dial: Arc::new(DialSocket::new(dial)),
+            disk: Arc::new(disk),
+            _lock: lock,
+            hypervisor: backend::open(request.backend)?,
+            request,
+        })
+    }
+
+    /// Builds the machine with fresh memory and boots it.
+    pub(super) fn boot(
+        &self,
+        on_event: EventListener,
+        on_note: Box<dyn Fn(ConsoleNote) + Send>,
+    ) -> Result<RunningMachine, StartError> {
+        let cpu = self.hypervisor.capabilities().x86.as_ref().ok_or(StartError::NoX86)?;
+        let (cpuid, msrs) = x86::build_profile(self.request.cpu.parse()?, &cpu.cpuid)?;
+        let record = X86MachineRecord { cpuid, msrs, tsc_khz: cpu.tsc_khz };
+        let layout = x86::ram_layout(self.request.memory_bytes)?;
+        let ram = GuestRam::new(layout, &RamBacking::Anonymous)?;
+        let console =
+            self.console.try_clone().map_err(|source| StartError::Read { part: "console", source })?;
+        let machine = MachineBuilder::new(ram, self.request.vcpus, record)
+            .console(Box::new(ConsoleSink::new(console, on_note)))
+            .root_disk(Arc::new(RootDisk(self.disk.clone())))
+            .vsock(VsockConfig { cid: self.request.vsock_cid, backend: self.dial.clone() })
+            .on_event(on_event)
+            .build(&*self.hypervisor)?;
+        if self.request.branchable {
+            machine.tracker().start()?;
+        }
+        Ok(machine.boot(&BootImage {
+            kernel: &self.kernel,
+            initramfs: Some(&self.initramfs),
+            command_line: &self.request.command_line,
+        })?)
+    }
+
+    /// Makes what the guest wrote durable.
+    pub(super) fn flush_disk(&self) {
+        if let Err(error) = cow_disk::BlockDevice::flush(&*self.disk) {
+            tracing::error!(%error, "the disk could not be flushed at the end");
+        }
+    }
+}
+
+fn read_all(descriptor: OwnedFd, part: &'static str) -> Result<Vec<u8>, StartError> {
+    let mut bytes = Vec::new();
+    File::from(descriptor)
+        .take(MAX_BOOT_FILE_BYTES)
+        .read_to_end(&mut bytes)
+        .map_err(|source| StartError::Read { part, source })?;
+    Ok(bytes)
+}

@@ -1,0 +1,403 @@
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use snapshot_format::StateRecord;
+use thiserror::Error;
+
+use super::exits::MachineExits;
+use super::running::{EventListener, Events, MachineEvent, RunningMachine, match_units};
+use super::vcpu_thread::{Rendezvous, VcpuThread};
+use super::x86_record::X86MachineRecord;
+use crate::VcpuIndex;
+use crate::bus::{Bus, BusDevice, BusOverlap};
+use crate::cpu_state::VcpuState;
+use crate::host_side::{BlockBackend, VsockBackend};
+use crate::hypervisor::{ArchSpec, Hypervisor, HypervisorError, Vm, VmSpec, X86Spec};
+use crate::irq::{Gsi, IrqLine};
+use crate::power::PowerControl;
+use crate::ram::GuestRam;
+use crate::serial::Serial;
+use crate::tracker::{DirtyTracker, TrackerError};
+use crate::unit::{StateUnit, UnitError};
+use crate::virtio::{
+    Balloon, Blk, BlkError, Rng, VirtioDevice, VirtioMmio, Vsock, VsockError, slots,
+};
+use crate::x86::acpi::{self, MmioWindow};
+use crate::x86::boot::{self, BootError, BootImage};
+use crate::x86::{ClockState, IOAPIC_BASE, IOAPIC_PINS, Ioapic, MAX_VCPUS, X86VcpuState, layout};
+
+/// Why a machine could not be built, started, saved or restored.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum MachineError {
+    /// The backend failed.
+    #[error(transparent)]
+    Hypervisor(#[from] HypervisorError),
+    /// The number of vCPUs is not possible.
+    #[error("a machine has 1 to {limit} vCPUs, not {requested}")]
+    Vcpus {
+        /// vCPUs asked for.
+        requested: u8,
+        /// The most there may be.
+        limit: u8,
+    },
+    /// The kernel could not be loaded.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// A unit's state could not be saved or restored.
+    #[error(transparent)]
+    Unit(#[from] UnitError),
+    /// Dirty tracking failed.
+    #[error(transparent)]
+    Tracker(#[from] TrackerError),
+    /// The root disk cannot be a virtio disk.
+    #[error(transparent)]
+    Blk(#[from] BlkError),
+    /// The vsock device cannot be made.
+    #[error(transparent)]
+    Vsock(#[from] VsockError),
+    /// Two devices want the same addresses.
+    #[error(transparent)]
+    Bus(#[from] BusOverlap),
+    /// A device's threads or descriptors could not be made.
+    #[error("device {unit} cannot be made")]
+    Device {
+        /// The device.
+        unit: &'static str,
+        /// The host's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The machine lacks a part that every machine has.
+    #[error("a machine needs a {0}")]
+    Missing(&'static str),
+}
+
+/// The vsock device of a machine.
+pub struct VsockConfig {
+    /// The guest's context id, at least 3.
+    pub cid: u64,
+    /// The host's side.
+    pub backend: Arc<dyn VsockBackend>,
+}
+
+/// Collects what a machine is made of.
+///
+/// Machine model 1: everything else, such as addresses and interrupts, is fixed.
+pub struct MachineBuilder {
+    ram: GuestRam,
+    vcpus: u8,
+    record: X86MachineRecord,
+    console: Box<dyn Write + Send>,
+    root_disk: Option<Arc<dyn BlockBackend>>,
+    vsock: Option<VsockConfig>,
+    entropy: Option<Box<dyn Read + Send>>,
+    listener: Option<EventListener>,
+}
+
+impl MachineBuilder {
+    /// A machine with this memory, so many vCPUs and this CPU; it still needs a root disk.
+    pub fn new(ram: GuestRam, vcpus: u8, record: X86MachineRecord) -> Self {
+        Self {
+            ram,
+            vcpus,
+            record,
+            console: Box::new(io::sink()),
+            root_disk: None,
+            vsock: None,
+            entropy: None,
+            listener: None,
+        }
+    }
+
+    /// Where the serial console's output goes; nowhere without it.
+    pub fn console(mut self, sink: Box<dyn Write + Send>) -> Self {
+        self.console = sink;
+        self
+    }
+
+    /// The root disk.
+    pub fn root_disk(mut self, disk: Arc<dyn BlockBackend>) -> Self {
+        self.root_disk = Some(disk);
+        self
+    }
+
+    /// The vsock device; a machine without one has none.
+    pub fn vsock(mut self, vsock: VsockConfig) -> Self {
+        self.vsock = Some(vsock);
+        self
+    }
+
+    /// Where the guest's entropy device reads; the host's generator without it.
+    pub fn entropy(mut self, source: Box<dyn Read + Send>) -> Self {
+        self.entropy = Some(source);
+        self
+    }
+
+    /// Whom to tell that an event waits; without it the owner asks
+    /// [`RunningMachine::next_event`] by itself.
+    pub fn on_event(mut self, listener: EventListener) -> Self {
+        self.listener = Some(listener);
+        self
+    }
+
+    /// Makes VM, devices and vCPU threads. Nothing runs yet.
+    pub fn build(self, hypervisor: &dyn Hypervisor) -> Result<BuiltMachine, MachineError> {
+        if self.vcpus == 0 || self.vcpus > MAX_VCPUS {
+            return Err(MachineError::Vcpus {
+                requested: self.vcpus,
+                limit: MAX_VCPUS,
+            });
+        }
+        let created = hypervisor.create_vm(&VmSpec {
+            ram: self.ram.clone(),
+            vcpus: self.vcpus,
+            arch: ArchSpec::X86(X86Spec {
+                cpuid: self.record.cpuid.clone(),
+                msrs: self.record.msrs.clone(),
+                tsc_khz: self.record.tsc_khz,
+            }),
+        })?;
+        let vm = created.vm;
+        let tracker = DirtyTracker::new(self.ram.clone(), vm.clone());
+        let rendezvous = Arc::new(Rendezvous::default());
+        let (events, receiver) = Events::new(rendezvous.clone(), self.listener);
+
+        let mut board = Board::new(&vm, self.ram.clone())?;
+        let serial = board.add_serial(self.console)?;
+        board.add_power(events.clone())?;
+        let disk = self.root_disk.ok_or(MachineError::Missing("root disk"))?;
+        board.add_virtio("blk0", slots::ROOT_DISK, Arc::new(Blk::new(disk, "root")?))?;
+        if let Some(VsockConfig { cid, backend }) = self.vsock {
+            board.add_virtio("vsock0", slots::VSOCK, Arc::new(Vsock::new(cid, backend)?))?;
+        }
+        let rng = match self.entropy {
+            Some(source) => Rng::from_source(source),
+            None => Rng::from_host().map_err(|source| MachineError::Device {
+                unit: "rng0",
+                source,
+            })?,
+        };
+        board.add_virtio("rng0", slots::RNG, Arc::new(rng))?;
+        let balloon = Arc::new(Balloon::new(tracker.clone()));
+        board.add_virtio("balloon0", slots::BALLOON, balloon.clone())?;
+
+        let exits = MachineExits {
+            ports: board.ports,
+            mmio: board.mmio,
+            ioapic: board.ioapic.clone(),
+        };
+        let mut vcpus = Vec::new();
+        for binder in created.vcpus {
+            let reporter = events.clone();
+            let on_stop = Arc::new(move |index, stop| reporter.report_stop(index, stop));
+            let thread = VcpuThread::spawn(binder, exits.clone(), rendezvous.clone(), on_stop)?;
+            events.add_kicker(thread.kicker());
+            vcpus.push(thread);
+        }
+        Ok(BuiltMachine {
+            vcpus,
+            slots: board.slots,
+            vm,
+            ram: self.ram,
+            tracker,
+            record: self.record,
+            ioapic: board.ioapic,
+            serial,
+            balloon,
+            rendezvous,
+            events,
+            receiver: Some(receiver),
+        })
+    }
+}
+
+/// The buses while devices are put on them.
+struct Board {
+    ram: GuestRam,
+    ports: Bus,
+    mmio: Bus,
+    ioapic: Arc<Ioapic>,
+    slots: Vec<Arc<VirtioMmio>>,
+}
+
+impl Board {
+    fn new(vm: &Arc<dyn Vm>, ram: GuestRam) -> Result<Self, MachineError> {
+        let ioapic = Ioapic::new(vm.clone());
+        let mut mmio = Bus::new();
+        mmio.insert(IOAPIC_BASE.0, layout::IOAPIC_BYTES, ioapic.clone())?;
+        Ok(Self {
+            ram,
+            ports: Bus::new(),
+            mmio,
+            ioapic,
+            slots: Vec::new(),
+        })
+    }
+
+    fn line(&self, gsi: Gsi) -> Arc<dyn IrqLine> {
+        debug_assert!(
+            (gsi.0 as usize) < IOAPIC_PINS,
+            "the slot table fits the IOAPIC"
+        );
+        self.ioapic
+            .line(gsi)
+            .unwrap_or_else(|| Arc::new(Unconnected))
+    }
+
+    fn add_serial(&mut self, sink: Box<dyn Write + Send>) -> Result<Arc<Serial>, MachineError> {
+        let serial = Serial::new(sink, self.line(Gsi(layout::SERIAL_GSI))).map_err(|source| {
+            MachineError::Device {
+                unit: "serial0",
+                source,
+            }
+        })?;
+        let serial = Arc::new(serial);
+        let start = layout::SERIAL_PORT.into();
+        self.ports
+            .insert(start, layout::SERIAL_PORTS.into(), serial.clone())?;
+        Ok(serial)
+    }
+
+    fn add_power(&mut self, events: Arc<Events>) -> Result<(), MachineError> {
+        let power = PowerControl::new(Arc::new(move |event| events.report_power(event)));
+        let power: Arc<dyn BusDevice> = Arc::new(power);
+        let (start, length) = (crate::power::POWER_PORT, crate::power::POWER_PORT_BYTES);
+        Ok(self.ports.insert(start, length, power)?)
+    }
+
+    fn add_virtio(
+        &mut self,
+        unit: &'static str,
+        slot: u8,
+        device: Arc<dyn VirtioDevice>,
+    ) -> Result<(), MachineError> {
+        let line = self.line(slots::gsi(slot));
+        let slot_device = VirtioMmio::new(unit, slot, device, self.ram.clone(), line)
+            .map_err(|source| MachineError::Device { unit, source })?;
+        let slot_device = Arc::new(slot_device);
+        self.mmio.insert(
+            slots::mmio_base(slot).0,
+            slots::MMIO_BYTES,
+            slot_device.clone(),
+        )?;
+        self.slots.push(slot_device);
+        Ok(())
+    }
+}
+
+/// A line that leads nowhere.
+struct Unconnected;
+
+impl IrqLine for Unconnected {
+    fn pulse(&self) {}
+}
+
+/// A machine that has not run yet.
+pub struct BuiltMachine {
+    // Declared in the order of ending: vCPU threads first, then devices, then the VM.
+    pub(super) vcpus: Vec<VcpuThread>,
+    pub(super) slots: Vec<Arc<VirtioMmio>>,
+    pub(super) vm: Arc<dyn Vm>,
+    pub(super) ram: GuestRam,
+    pub(super) tracker: DirtyTracker,
+    pub(super) record: X86MachineRecord,
+    pub(super) ioapic: Arc<Ioapic>,
+    pub(super) serial: Arc<Serial>,
+    pub(super) balloon: Arc<Balloon>,
+    pub(super) rendezvous: Arc<Rendezvous>,
+    pub(super) events: Arc<Events>,
+    receiver: Option<Receiver<MachineEvent>>,
+}
+
+impl BuiltMachine {
+    /// The guest's memory, to be filled before a restore.
+    pub fn ram(&self) -> &GuestRam {
+        &self.ram
+    }
+
+    /// The guest's written pages; tracking may begin before the machine runs.
+    pub fn tracker(&self) -> &DirtyTracker {
+        &self.tracker
+    }
+
+    /// Places a kernel in memory and starts the first vCPU in it.
+    pub fn boot(self, image: &BootImage<'_>) -> Result<RunningMachine, MachineError> {
+        let windows: Vec<MmioWindow> = self.slots.iter().map(|slot| window(slot.slot())).collect();
+        let tables = acpi::tables(self.vcpus.len() as u8, &windows);
+        let entry = boot::load(&self.ram, image, &tables)?;
+        for (index, thread) in (0_u8..).zip(&self.vcpus) {
+            let state = if index == 0 {
+                entry.clone()
+            } else {
+                X86VcpuState::reset(index)
+            };
+            thread.load(VcpuState::X86(Box::new(state)))?;
+        }
+        self.start()
+    }
+
+    /// Puts every unit into its saved state, in the order: vCPUs (each with its TSC), clock, interrupt
+    /// controller and devices, then lets the machine run. Guest memory was filled before.
+    pub fn restore(self, records: &[StateRecord]) -> Result<RunningMachine, MachineError> {
+        match_units(records, &self.expected_units())?;
+        let find = |unit: &str| {
+            records
+                .iter()
+                .find(|record| record.unit == unit)
+                .ok_or_else(|| UnitError::Mismatch {
+                    unit: unit.to_owned(),
+                    problem: "missing",
+                })
+        };
+        for (index, thread) in (0..).zip(&self.vcpus) {
+            let index = VcpuIndex(index);
+            thread.load(VcpuState::from_record(find(&index.to_string())?, index)?)?;
+        }
+        if let Some(clock) = self.vm.x86_clock() {
+            clock.load(&ClockState::from_record(find(ClockState::UNIT)?)?)?;
+        }
+        for unit in self.units() {
+            unit.restore(find(&unit.unit())?)?;
+        }
+        for thread in &self.vcpus {
+            thread.notify_stopped()?;
+        }
+        self.start()
+    }
+
+    fn start(mut self) -> Result<RunningMachine, MachineError> {
+        let receiver = self
+            .receiver
+            .take()
+            .ok_or(MachineError::Missing("event channel"))?;
+        RunningMachine::start(self, receiver)
+    }
+
+    /// All units but the vCPUs, in the order of saving and restoring.
+    pub(super) fn units(&self) -> Vec<&dyn StateUnit> {
+        let mut units: Vec<&dyn StateUnit> = vec![&*self.ioapic, &*self.serial];
+        units.extend(self.slots.iter().map(|slot| &**slot as &dyn StateUnit));
+        units
+    }
+
+    fn expected_units(&self) -> Vec<String> {
+        let mut expected = vec!["machine".to_owned()];
+        if self.vm.x86_clock().is_some() {
+            expected.push(ClockState::UNIT.to_owned());
+        }
+        expected.extend((0..self.vcpus.len() as u8).map(|index| VcpuIndex(index).to_string()));
+        expected.extend(self.units().iter().map(|unit| unit.unit()));
+        expected
+    }
+}
+
+fn window(slot: u8) -> MmioWindow {
+    MmioWindow {
+        slot,
+        base: slots::mmio_base(slot).0 as u32,
+        bytes: slots::MMIO_BYTES as u32,
+        gsi: slots::gsi(slot).0,
+    }
+}
