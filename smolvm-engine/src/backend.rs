@@ -31,7 +31,11 @@ pub fn probe(backend: Backend) -> Result<(), HypervisorError> {
         Backend::Kvm => kvm_backend::probe(),
         Backend::Hvf => hvf_backend::probe(),
         Backend::Soft => soft_backend::probe(),
-        Backend::Auto => PREFERENCE.into_iter().map(probe).find(Result::is_ok).unwrap_or(Ok(())),
+        Backend::Auto => PREFERENCE
+            .into_iter()
+            .map(probe)
+            .find(Result::is_ok)
+            .unwrap_or(Ok(())),
     }
 }
 
@@ -61,8 +65,9 @@ pub(crate) fn choose(wanted: Backend, home: &Home) -> Result<Backend, BackendErr
     }
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let path = home.cache().join("backend.json");
-    let cached: Option<CachedChoice> =
-        std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let cached: Option<CachedChoice> = std::fs::read(&path)
+        .ok()
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok());
     if let Some(cached) = cached.filter(|c| !boot_id.is_empty() && c.boot_id == boot_id) {
         // What permissions allow may change at any time: opening is cheap and asked again.
         if cached.backend != Backend::Kvm || kvm_backend::open().is_ok() {
@@ -99,7 +104,9 @@ pub(crate) fn default_vcpus(backend: Backend) -> u8 {
 /// elsewhere and that this host has.
 pub(crate) fn default_profile(hypervisor: &dyn Hypervisor) -> &'static str {
     use vmm_core::x86::{CpuProfile, build_profile};
-    let Some(x86) = &hypervisor.capabilities().x86 else { return CpuProfile::V1.name() };
+    let Some(x86) = &hypervisor.capabilities().x86 else {
+        return CpuProfile::V1.name();
+    };
     [CpuProfile::V3, CpuProfile::V2]
         .into_iter()
         .find(|profile| build_profile(*profile, &x86.cpuid).is_ok())

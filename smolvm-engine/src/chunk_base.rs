@@ -25,11 +25,19 @@ struct Cache {
 impl ChunkBase {
     /// A base of these chunks, in disk order, read from `packs`.
     pub(crate) fn new(packs: PackSet, chunks: Vec<ChunkId>) -> Self {
-        Self { packs, chunks, cache: Mutex::default() }
+        Self {
+            packs,
+            chunks,
+            cache: Mutex::default(),
+        }
     }
 
     fn chunk(&self, index: u64) -> io::Result<Option<Arc<Vec<u8>>>> {
-        let id = self.chunks.get(index as usize).copied().unwrap_or(ChunkId::ZERO);
+        let id = self
+            .chunks
+            .get(index as usize)
+            .copied()
+            .unwrap_or(ChunkId::ZERO);
         if id.is_zero() {
             return Ok(None);
         }
@@ -47,7 +55,10 @@ impl ChunkBase {
 
     fn cached(&self, index: u64) -> Option<Arc<Vec<u8>>> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = cache.entries.iter().position(|(cached, _)| *cached == index)?;
+        let at = cache
+            .entries
+            .iter()
+            .position(|(cached, _)| *cached == index)?;
         let entry = cache.entries.remove(at);
         let chunk = entry.1.clone();
         cache.entries.push(entry);

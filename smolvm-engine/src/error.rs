@@ -1,6 +1,20 @@
 //! Errors of the engine.
 
 use std::error::Error;
+use std::io;
+use std::path::PathBuf;
+
+use agent_protocol::client::ClientError;
+use cas_store::StoreError;
+use thiserror::Error;
+
+use crate::backend::BackendError;
+use crate::channel::ChannelError;
+use crate::home::HomeError;
+use crate::image::ImageError;
+use crate::kernel::KernelError;
+use crate::machine::MachineDirError;
+use crate::name::{InvalidName, MachineName};
 
 /// An error and its sources as one text, outermost first.
 pub fn chain(error: &dyn Error) -> String {
@@ -16,4 +30,207 @@ pub fn chain(error: &dyn Error) -> String {
         source = error.source();
     }
     text
+}
+
+/// What kind of error it is, for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorCode {
+    /// Something named does not exist.
+    NotFound,
+    /// A name is taken.
+    Exists,
+    /// A value is not allowed.
+    Invalid,
+    /// The machine's state does not allow it.
+    State,
+    /// This host cannot do it.
+    Unavailable,
+    /// It was tried and failed.
+    Failed,
+}
+
+impl ErrorCode {
+    /// Its name in machine-readable output.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotFound => "not_found",
+            Self::Exists => "exists",
+            Self::Invalid => "invalid",
+            Self::State => "state",
+            Self::Unavailable => "unavailable",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Why the engine did not do what it was asked.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// There is no home.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// Not a name.
+    #[error(transparent)]
+    Name(#[from] InvalidName),
+    /// A machine's directory could not be read or changed.
+    #[error(transparent)]
+    MachineDir(#[from] MachineDirError),
+    /// The image is not usable.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The kernel is not usable.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Chunks could not be stored or linked.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// No backend can run the machine.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// No machine of that name.
+    #[error("there is no machine {name}")]
+    NoMachine {
+        /// The name.
+        name: MachineName,
+    },
+    /// No machine was named, and there is not exactly one.
+    #[error("which machine? {}", match count { 0 => "there is none yet".to_owned(), n => format!("there are {n}") })]
+    WhichMachine {
+        /// How many there are.
+        count: usize,
+    },
+    /// The name is taken.
+    #[error("there is a machine {name} already")]
+    MachineExists {
+        /// The name.
+        name: MachineName,
+    },
+    /// The machine's state does not allow it.
+    #[error("cannot {operation} {name}: it is {state}")]
+    WrongState {
+        /// What was to be done.
+        operation: &'static str,
+        /// The machine.
+        name: MachineName,
+        /// Its state.
+        state: String,
+    },
+    /// A value that is not allowed.
+    #[error("{what}")]
+    Invalid {
+        /// Which, and why.
+        what: String,
+        /// What to do instead.
+        hint: Option<String>,
+    },
+    /// The machine did not start.
+    #[error("{name} did not start: {reason}")]
+    NotStarted {
+        /// The machine.
+        name: MachineName,
+        /// Why.
+        reason: String,
+    },
+    /// The machine runs, but its agent does not answer.
+    #[error("{name} runs, but does not answer: {reason}")]
+    AgentSilent {
+        /// The machine.
+        name: MachineName,
+        /// What was tried.
+        reason: String,
+    },
+    /// The agent refused or failed.
+    #[error("the agent of {name} did not {operation}")]
+    Agent {
+        /// The machine.
+        name: MachineName,
+        /// What was to be done.
+        operation: &'static str,
+        /// The agent's answer.
+        #[source]
+        source: ClientError,
+    },
+    /// The supervisor could not be reached or did not answer.
+    #[error("the supervisor of {name} does not answer")]
+    Supervisor {
+        /// The machine.
+        name: MachineName,
+        /// What went wrong.
+        #[source]
+        source: ChannelError,
+    },
+    /// The supervisor refused or failed.
+    #[error("{name}: {reason}")]
+    Refused {
+        /// The machine.
+        name: MachineName,
+        /// Why.
+        reason: String,
+    },
+    /// The host failed.
+    #[error("cannot {operation} {}", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// The host's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl EngineError {
+    /// What kind of error it is.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NoMachine { .. } => ErrorCode::NotFound,
+            Self::Image(ImageError::NotFound { .. } | ImageError::NoDefault { .. })
+            | Self::Kernel(KernelError::NotFound { .. } | KernelError::NoDefault { .. }) => {
+                ErrorCode::NotFound
+            }
+            Self::MachineExists { .. } => ErrorCode::Exists,
+            Self::Name(_) | Self::Invalid { .. } | Self::WhichMachine { .. } => ErrorCode::Invalid,
+            Self::WrongState { .. } => ErrorCode::State,
+            Self::Backend(_) => ErrorCode::Unavailable,
+            _ => ErrorCode::Failed,
+        }
+    }
+
+    /// The next step, where there is one.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoMachine { .. } => Some("list the machines with: smolvm machine ls".to_owned()),
+            Self::WhichMachine { count: 0 } => {
+                Some("make one with: smolvm machine start --name NAME".to_owned())
+            }
+            Self::WhichMachine { .. } => Some("name one with --name NAME".to_owned()),
+            Self::MachineExists { name } => Some(format!(
+                "choose another --name, or remove it with: smolvm machine delete --name {name} -f"
+            )),
+            Self::WrongState {
+                operation: "delete",
+                name,
+                ..
+            } => Some(format!(
+                "stop it with: smolvm machine stop --name {name}, or delete it with -f"
+            )),
+            Self::WrongState {
+                operation: "start", ..
+            } => None,
+            Self::WrongState { name, .. } => {
+                Some(format!("start it with: smolvm machine start --name {name}"))
+            }
+            Self::Invalid { hint, .. } => hint.clone(),
+            Self::NotStarted { name, .. } | Self::AgentSilent { name, .. } => Some(format!(
+                "see its console with: smolvm machine logs --name {name}"
+            )),
+            Self::Image(error) => error.hint(),
+            Self::Kernel(error) => error.hint(),
+            Self::Backend(_) => Some("see what this host can do with: smolvm doctor".to_owned()),
+            _ => None,
+        }
+    }
 }

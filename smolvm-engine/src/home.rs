@@ -51,7 +51,9 @@ impl Home {
     /// A home at `root`, which need not exist.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
-        Self { root: std::path::absolute(&root).unwrap_or(root) }
+        Self {
+            root: std::path::absolute(&root).unwrap_or(root),
+        }
     }
 
     /// Makes the directories that are missing.
@@ -61,8 +63,11 @@ impl Home {
             make_private_dir(&path)?;
             if !existed {
                 let mode = fs::Permissions::from_mode(0o700);
-                fs::set_permissions(&path, mode)
-                    .map_err(|source| HomeError::Io { operation: "protect", path, source })?;
+                fs::set_permissions(&path, mode).map_err(|source| HomeError::Io {
+                    operation: "protect",
+                    path,
+                    source,
+                })?;
             }
         }
         Ok(())
@@ -96,9 +101,13 @@ impl Home {
 
 /// Makes a directory and its parents for this user only; one that exists is left as it is.
 pub(crate) fn make_private_dir(path: &Path) -> Result<(), HomeError> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|source| HomeError::Io {
-        operation: "create directory",
-        path: path.to_owned(),
-        source,
-    })
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| HomeError::Io {
+            operation: "create directory",
+            path: path.to_owned(),
+            source,
+        })
 }

@@ -1,6 +1,71 @@
 //! Machines, checkpoints and history for embedders.
+//!
+//! An [`Engine`] works on a home directory that holds images, kernels, machines and points. A
+//! [`MachineName`] names a machine; what it is made of is a [`MachineSpec`].
+//!
+//! # Model
+//!
+//! A machine is a directory. While it runs two processes belong to it: the supervisor, which holds its
+//! lock, and the VMM, which runs the guest. They are this program, started with a hidden argument: a
+//! program that embeds the engine calls [`process::run_if_asked`] first thing in `main`, or runs its
+//! machines as threads ([`process::ProcessModel::Threads`]).
+//!
+//! # Errors
+//!
+//! Every error says what was tried and on what; [`EngineError::hint`] names the next step.
+//!
+//! # What is not here
+//!
+//! Printing, argument parsing, terminals: that is the command's.
+//!
+//! ```no_run
+//! use smolvm_engine::{CreateOptions, Engine, EngineOptions, StartOptions, StopOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! if let Some(code) = smolvm_engine::process::run_if_asked(std::env::args_os().skip(1)) {
+//!     std::process::exit(if code == std::process::ExitCode::SUCCESS { 0 } else { 1 });
+//! }
+//! let engine = Engine::open(EngineOptions::from_environment()?)?;
+//! let machine = engine.create(CreateOptions::default())?;
+//! engine.start(&machine.name, StartOptions::default())?;
+//! let mut agent = engine.connect_agent(&machine.name)?;
+//! agent.ping()?;
+//! engine.stop(&machine.name, StopOptions::default())?;
+//! engine.delete(&machine.name, false)?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod artifact;
+pub mod backend;
+mod channel;
+mod chunk_base;
+mod create;
+mod engine;
+mod error;
+mod home;
 pub mod image;
 pub mod kernel;
+mod machine;
+mod name;
+pub mod process;
 pub mod progress;
+mod supervisor;
+mod vmm;
+
+pub use agent_protocol;
+pub use channel::ChannelError;
+pub use create::CreateOptions;
+pub use engine::{
+    AgentConnection, Engine, EngineOptions, MachineInfo, MachineState, StartOptions, Started,
+    StopOptions, Stopped,
+};
+pub use error::{EngineError, ErrorCode, chain};
+pub use home::{Home, HomeError};
+pub use machine::{
+    Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineDirError, MachineOrigin, MachineSpec,
+};
+pub use name::{InvalidName, MAX_NAME_BYTES, MachineName};
+
+/// The guest agent of this version, a static program.
+pub(crate) const GUEST_AGENT: &[u8] = include_bytes!(env!("SMOLVM_GUEST_AGENT_FILE"));

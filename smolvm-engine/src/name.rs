@@ -33,7 +33,10 @@ impl MachineName {
 
     /// The host name that the machine gets: `_` and `.` become `-`.
     pub fn hostname(&self) -> String {
-        self.0.replace(['_', '.'], "-").trim_end_matches('-').to_owned()
+        self.0
+            .replace(['_', '.'], "-")
+            .trim_end_matches('-')
+            .to_owned()
     }
 }
 
@@ -44,7 +47,9 @@ impl FromStr for MachineName {
         if crate::artifact::name::valid_name(name) {
             return Ok(Self(name.to_owned()));
         }
-        Err(InvalidName { name: name.chars().take(80).collect() })
+        Err(InvalidName {
+            name: name.chars().take(80).collect(),
+        })
     }
 }
 

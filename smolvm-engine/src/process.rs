@@ -43,9 +43,9 @@ pub fn run_if_asked(arguments: impl IntoIterator<Item = OsString>) -> Option<Exi
     let result = if first == SUPERVISOR {
         run_supervisor(arguments)
     } else if first == VMM {
-        take_standard_input().map_err(|error| chain(&error)).and_then(|socket| {
-            vmm::run(UnixStream::from(socket)).map_err(|error| chain(&error))
-        })
+        take_standard_input()
+            .map_err(|error| chain(&error))
+            .and_then(|socket| vmm::run(UnixStream::from(socket)).map_err(|error| chain(&error)))
     } else {
         return None;
     };
@@ -62,8 +62,10 @@ fn run_supervisor(mut arguments: impl Iterator<Item = OsString>) -> Result<(), S
     let (Some(home), Some(name)) = (arguments.next(), arguments.next()) else {
         return Err("a supervisor needs a home and a name".to_owned());
     };
-    let name: MachineName =
-        name.to_string_lossy().parse().map_err(|error| chain(&error as &crate::name::InvalidName))?;
+    let name: MachineName = name
+        .to_string_lossy()
+        .parse()
+        .map_err(|error| chain(&error as &crate::name::InvalidName))?;
     let socket = take_standard_input().map_err(|error| chain(&error))?;
     // The command's terminal and signals are not ours. Failing means that we lead a group already.
     let _ = rustix::process::setsid();
@@ -88,7 +90,15 @@ pub(crate) fn spawn_supervisor(
     name: &MachineName,
     log: &Path,
 ) -> io::Result<(Child, UnixStream)> {
-    spawn(program, [OsStr::new(SUPERVISOR), home.root().as_os_str(), name.as_str().as_ref()], log)
+    spawn(
+        program,
+        [
+            OsStr::new(SUPERVISOR),
+            home.root().as_os_str(),
+            name.as_str().as_ref(),
+        ],
+        log,
+    )
 }
 
 /// Starts a VMM process; commands go over the returned socket.

@@ -64,7 +64,9 @@ pub(crate) fn send<M: Serialize>(
         return Err(ChannelError::TooLong { bytes: body.len() });
     }
     if descriptors.len() > MAX_DESCRIPTORS {
-        return Err(ChannelError::TooManyDescriptors { count: descriptors.len() });
+        return Err(ChannelError::TooManyDescriptors {
+            count: descriptors.len(),
+        });
     }
     let header = (body.len() as u32).to_le_bytes();
     let sent = raw::send_with_descriptors(socket, &header, descriptors).map_err(closed)?;
@@ -89,7 +91,10 @@ pub(crate) fn receive<M: DeserializeOwned>(
     }
     let mut body = vec![0; bytes];
     socket.read_exact(&mut body).map_err(closed)?;
-    Ok(Received { message: serde_json::from_slice(&body)?, descriptors })
+    Ok(Received {
+        message: serde_json::from_slice(&body)?,
+        descriptors,
+    })
 }
 
 fn closed(error: io::Error) -> ChannelError {
@@ -112,7 +117,12 @@ mod tests {
         let (a, b) = UnixStream::pair().unwrap();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"here").unwrap();
-        send(&a, &vec!["x".repeat(100_000)], &[file.as_fd(), file.as_fd()]).unwrap();
+        send(
+            &a,
+            &vec!["x".repeat(100_000)],
+            &[file.as_fd(), file.as_fd()],
+        )
+        .unwrap();
         send(&a, &"second", &[]).unwrap();
         let first: Received<Vec<String>> = receive(&b).unwrap();
         assert_eq!(first.message[0].len(), 100_000);
@@ -120,7 +130,10 @@ mod tests {
         let received = File::from(first.descriptors.into_iter().next().unwrap());
         assert_eq!(received.metadata().unwrap().len(), 4);
         let second: Received<String> = receive(&b).unwrap();
-        assert_eq!((second.message.as_str(), second.descriptors.len()), ("second", 0));
+        assert_eq!(
+            (second.message.as_str(), second.descriptors.len()),
+            ("second", 0)
+        );
         drop(a);
         assert!(matches!(receive::<String>(&b), Err(ChannelError::Closed)));
     }
@@ -129,9 +142,15 @@ mod tests {
     fn rubbish_is_an_error() {
         let (mut a, b) = UnixStream::pair().unwrap();
         a.write_all(&u32::MAX.to_le_bytes()).unwrap();
-        assert!(matches!(receive::<String>(&b), Err(ChannelError::TooLong { .. })));
+        assert!(matches!(
+            receive::<String>(&b),
+            Err(ChannelError::TooLong { .. })
+        ));
         let (mut a, b) = UnixStream::pair().unwrap();
         a.write_all(&[3, 0, 0, 0, b'{', b'{', b'{']).unwrap();
-        assert!(matches!(receive::<String>(&b), Err(ChannelError::Format(_))));
+        assert!(matches!(
+            receive::<String>(&b),
+            Err(ChannelError::Format(_))
+        ));
     }
 }

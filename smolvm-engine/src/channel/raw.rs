@@ -37,7 +37,12 @@ pub(super) fn receive_with_descriptors(
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, close_on_exec()) {
+        match recvmsg(
+            socket,
+            &mut [IoSliceMut::new(bytes)],
+            &mut control,
+            close_on_exec(),
+        ) {
             Err(rustix::io::Errno::INTR) => {}
             result => break result?,
         }

@@ -125,10 +125,16 @@ impl MachineDir {
         let mut bytes = Vec::new();
         io::Read::read_to_end(&mut io::Read::take(file, MAX_FILE_BYTES), &mut bytes)
             .map_err(io_error)?;
-        let machine: MachineFile = serde_json::from_slice(&bytes)
-            .map_err(|source| MachineDirError::Damaged { path: path.clone(), source })?;
+        let machine: MachineFile =
+            serde_json::from_slice(&bytes).map_err(|source| MachineDirError::Damaged {
+                path: path.clone(),
+                source,
+            })?;
         if machine.v > MACHINE_FILE_VERSION {
-            return Err(MachineDirError::Version { path, version: machine.v });
+            return Err(MachineDirError::Version {
+                path,
+                version: machine.v,
+            });
         }
         Ok(Some(machine))
     }
@@ -136,8 +142,11 @@ impl MachineDir {
     /// Replaces `machine.json`, durably.
     pub(crate) fn write(&self, machine: &MachineFile) -> Result<(), MachineDirError> {
         let path = self.file_path();
-        let text = serde_json::to_vec_pretty(machine)
-            .map_err(|source| MachineDirError::Damaged { path: path.clone(), source })?;
+        let text =
+            serde_json::to_vec_pretty(machine).map_err(|source| MachineDirError::Damaged {
+                path: path.clone(),
+                source,
+            })?;
         replace_file(&path, &text)
     }
 
@@ -145,16 +154,26 @@ impl MachineDir {
     /// delete, rename. Released when the file is dropped.
     pub(crate) fn lock_operation(&self) -> Result<File, MachineDirError> {
         let (file, path) = self.open_lock("operation.lock")?;
-        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
-            .map_err(|source| MachineDirError::Io { operation: "lock", path, source })?;
+        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive)).map_err(|source| {
+            MachineDirError::Io {
+                operation: "lock",
+                path,
+                source,
+            }
+        })?;
         Ok(file)
     }
 
     /// Takes the lock that says that the machine runs. Waits for readers that look at it.
     pub(crate) fn lock_running(&self) -> Result<RunLock, MachineDirError> {
         let (file, path) = self.open_lock("run.lock")?;
-        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
-            .map_err(|source| MachineDirError::Io { operation: "lock", path, source })?;
+        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive)).map_err(|source| {
+            MachineDirError::Io {
+                operation: "lock",
+                path,
+                source,
+            }
+        })?;
         Ok(RunLock { file })
     }
 
@@ -164,24 +183,40 @@ impl MachineDir {
         let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(source) => return Err(MachineDirError::Io { operation: "open", path, source }),
+            Err(source) => {
+                return Err(MachineDirError::Io {
+                    operation: "open",
+                    path,
+                    source,
+                });
+            }
         };
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) => Ok(false),
             Err(Errno::WOULDBLOCK) => Ok(true),
-            Err(error) => {
-                Err(MachineDirError::Io { operation: "look at", path, source: error.into() })
-            }
+            Err(error) => Err(MachineDirError::Io {
+                operation: "look at",
+                path,
+                source: error.into(),
+            }),
         }
     }
 
     fn open_lock(&self, name: &str) -> Result<(File, PathBuf), MachineDirError> {
         let path = self.path.join(name);
-        let opened =
-            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let opened = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path);
         match opened {
             Ok(file) => Ok((file, path)),
-            Err(source) => Err(MachineDirError::Io { operation: "open", path, source }),
+            Err(source) => Err(MachineDirError::Io {
+                operation: "open",
+                path,
+                source,
+            }),
         }
     }
 }
@@ -212,32 +247,49 @@ impl RunLock {
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), MachineDirError> {
     let io_error = |operation, path: &Path| {
         let path = path.to_owned();
-        move |source| MachineDirError::Io { operation, path, source }
+        move |source| MachineDirError::Io {
+            operation,
+            path,
+            source,
+        }
     };
     let directory = path.parent().unwrap_or(Path::new("."));
     let mut temporary = tempfile::Builder::new()
         .prefix(".new-")
         .tempfile_in(directory)
         .map_err(io_error("create a file in", directory))?;
-    temporary.write_all(bytes).map_err(io_error("write", path))?;
-    temporary.as_file().sync_all().map_err(io_error("sync", path))?;
-    temporary.persist(path).map_err(|error| io_error("replace", path)(error.error))?;
+    temporary
+        .write_all(bytes)
+        .map_err(io_error("write", path))?;
+    temporary
+        .as_file()
+        .sync_all()
+        .map_err(io_error("sync", path))?;
+    temporary
+        .persist(path)
+        .map_err(|error| io_error("replace", path)(error.error))?;
     sync_directory(directory)
 }
 
 /// Makes a directory's entries durable.
 pub(crate) fn sync_directory(directory: &Path) -> Result<(), MachineDirError> {
-    File::open(directory).and_then(|directory| directory.sync_all()).map_err(|source| {
-        MachineDirError::Io { operation: "sync directory", path: directory.to_owned(), source }
-    })
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|source| MachineDirError::Io {
+            operation: "sync directory",
+            path: directory.to_owned(),
+            source,
+        })
 }
 
 /// Removes a file; one that is not there is fine.
 pub(crate) fn remove_if_there(path: &Path) -> Result<(), MachineDirError> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(MachineDirError::Io { operation: "remove", path: path.to_owned(), source: error })
-        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(MachineDirError::Io {
+            operation: "remove",
+            path: path.to_owned(),
+            source: error,
+        }),
         _ => Ok(()),
     }
 }
@@ -263,6 +315,9 @@ mod tests {
         let machine = MachineDir::new(directory.path().to_owned());
         assert!(machine.read().unwrap().is_none());
         replace_file(&machine.file_path(), b"{").unwrap();
-        assert!(matches!(machine.read(), Err(MachineDirError::Damaged { .. })));
+        assert!(matches!(
+            machine.read(),
+            Err(MachineDirError::Damaged { .. })
+        ));
     }
 }

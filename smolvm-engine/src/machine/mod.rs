@@ -4,8 +4,8 @@ mod dir;
 mod file;
 mod spec;
 
-pub(crate) use dir::{MachineDir, RunLock, remove_if_there, replace_file, sync_directory};
-pub(crate) use file::{DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState};
 pub use dir::MachineDirError;
+pub(crate) use dir::{MachineDir, RunLock, replace_file, sync_directory};
 pub use file::MachineOrigin;
+pub(crate) use file::{DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState};
 pub use spec::{Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineSpec};

@@ -55,13 +55,18 @@ pub(super) struct AgentDialer {
 impl AgentDialer {
     /// A dialer over the socket whose other end the VMM has.
     pub(super) fn new(socket: UnixStream) -> Self {
-        Self { socket: Arc::new(Mutex::new(socket)) }
+        Self {
+            socket: Arc::new(Mutex::new(socket)),
+        }
     }
 
     /// A stream to the agent's port. It is closed by the other side when nobody listens there.
     pub(super) fn dial(&self) -> Result<UnixStream, AgentError> {
         let (ours, theirs) = UnixStream::pair()?;
-        let socket = self.socket.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let socket = self
+            .socket
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         channel::send(&socket, &AGENT_PORT, &[theirs.as_fd()])?;
         Ok(ours)
     }

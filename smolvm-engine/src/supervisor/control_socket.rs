@@ -25,7 +25,10 @@ pub(crate) fn connect(path: &Path) -> io::Result<UnixStream> {
 
 /// Calls `use_path` with `path`, or with an equal one that is short enough: through a descriptor of
 /// its directory.
-fn with_short_path<T>(path: &Path, use_path: impl FnOnce(PathBuf) -> io::Result<T>) -> io::Result<T> {
+fn with_short_path<T>(
+    path: &Path,
+    use_path: impl FnOnce(PathBuf) -> io::Result<T>,
+) -> io::Result<T> {
     if path.as_os_str().len() <= MAX_SOCKET_PATH_BYTES {
         return use_path(path.to_owned());
     }

@@ -1,6 +1,7 @@
 //! What makes a machine itself: made on the host, written by the agent.
 
-use agent_protocol::{Bytes, Identity, SshHostKey};
+use agent_protocol::codec::Bytes;
+use agent_protocol::message::{Identity, SshHostKey};
 use rustix::rand::{GetRandomFlags, getrandom};
 use ssh_key::rand_core::OsRng;
 use ssh_key::{Algorithm, EcdsaCurve, LineEnding, PrivateKey};
@@ -36,11 +37,18 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], IdentityError> {
 pub(crate) fn new_identity(name: &MachineName) -> Result<Identity, IdentityError> {
     let keys = [
         ("ed25519", Algorithm::Ed25519),
-        ("ecdsa", Algorithm::Ecdsa { curve: EcdsaCurve::NistP256 }),
+        (
+            "ecdsa",
+            Algorithm::Ecdsa {
+                curve: EcdsaCurve::NistP256,
+            },
+        ),
     ];
     let comment = format!("root@{}", name.hostname());
-    let keys: Result<Vec<_>, _> =
-        keys.into_iter().map(|(name, algorithm)| host_key(name, algorithm, &comment)).collect();
+    let keys: Result<Vec<_>, _> = keys
+        .into_iter()
+        .map(|(name, algorithm)| host_key(name, algorithm, &comment))
+        .collect();
     Ok(Identity {
         hostname: Some(name.hostname()),
         machine_id: Some(random()?),
@@ -51,11 +59,7 @@ pub(crate) fn new_identity(name: &MachineName) -> Result<Identity, IdentityError
     })
 }
 
-fn host_key(
-    name: &str,
-    algorithm: Algorithm,
-    comment: &str,
-) -> Result<SshHostKey, IdentityError> {
+fn host_key(name: &str, algorithm: Algorithm, comment: &str) -> Result<SshHostKey, IdentityError> {
     let mut key = PrivateKey::random(&mut OsRng, algorithm)?;
     key.set_comment(comment);
     let mut public = key.public_key().to_openssh()?;

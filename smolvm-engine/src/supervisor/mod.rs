@@ -12,4 +12,4 @@ mod serve;
 mod vmm_process;
 
 pub(crate) use control_socket::connect;
-pub(crate) use run::{StartReport, run};
+pub(crate) use run::{StartReport, run, unix_now};

@@ -141,7 +141,10 @@ impl Shared {
 
     /// Ends the VMM, in order if it obeys, else by force.
     pub(super) fn quit_vmm(&self) {
-        let socket = self.vmm_socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = self
+            .vmm_socket
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         // A VMM that is gone needs no message.
         let told = channel::send(&socket, &ToVmm::Quit, &[]).is_ok();
         drop(socket);
@@ -163,7 +166,9 @@ impl Shared {
 /// Runs a machine until it ends, reporting its start to `starter`.
 pub(crate) fn run(home: &Home, name: &MachineName, model: &ProcessModel, starter: UnixStream) {
     let dir = MachineDir::new(home.machine(name));
-    let failed = |error: &StartError| StartReport::Failed { message: chain(error) };
+    let failed = |error: &StartError| StartReport::Failed {
+        message: chain(error),
+    };
     let lock = match dir.lock_running() {
         Ok(lock) => lock,
         Err(error) => return report(&starter, &failed(&error.into())),
@@ -191,9 +196,14 @@ fn start(
     dir: &MachineDir,
     lock: &RunLock,
 ) -> Result<(Arc<Shared>, VmmHandle), StartError> {
-    let mut machine = dir.read()?.ok_or_else(|| StartError::Missing(name.clone()))?;
+    let mut machine = dir
+        .read()?
+        .ok_or_else(|| StartError::Missing(name.clone()))?;
     let backend = backend::choose(machine.spec.backend, home)?;
-    let vcpus = machine.spec.cpus.unwrap_or_else(|| backend::default_vcpus(backend));
+    let vcpus = machine
+        .spec
+        .cpus
+        .unwrap_or_else(|| backend::default_vcpus(backend));
     let cpu = match &machine.spec.cpu {
         Some(cpu) => cpu.clone(),
         None => backend::default_profile(&*backend::open(backend)?).to_owned(),
@@ -209,14 +219,17 @@ fn start(
         pack_directories: vec![dir.packs()],
         branchable: machine.branchable,
     };
-    let listener = super::control_socket::listen(&dir.control_socket()).map_err(StartError::Listen)?;
+    let listener =
+        super::control_socket::listen(&dir.control_socket()).map_err(StartError::Listen)?;
     let vmm = vmm_process::start(model, dir, &machine, lock, request)?;
     match channel::receive(&vmm.socket)?.message {
         FromVmm::Started => {}
         FromVmm::StartFailed(reason) => return Err(StartError::Vmm(reason)),
         other => return Err(StartError::Vmm(format!("unexpected answer {other:?}"))),
     }
-    machine.state = RecordedState::Running { backend: backend.to_string() };
+    machine.state = RecordedState::Running {
+        backend: backend.to_string(),
+    };
     machine.starts += 1;
     dir.write(&machine)?;
     let shared = Arc::new(Shared {
@@ -236,7 +249,9 @@ fn start(
 
 /// Seconds since 1970.
 pub(crate) fn unix_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }
 
 /// Follows a machine to its end and records it.
@@ -271,11 +286,13 @@ fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
             Ok(FromVmm::Rebooted) => {
                 shared.change(|live| live.ready = false);
                 let shared = shared.clone();
-                let spawned = std::thread::Builder::new().name("setup".to_owned()).spawn(move || {
-                    if let StartReport::AgentSilent { message } = set_up_guest(&shared) {
-                        tracing::error!(%message, "the agent does not answer after a reboot");
-                    }
-                });
+                let spawned = std::thread::Builder::new().name("setup".to_owned()).spawn(
+                    move || {
+                        if let StartReport::AgentSilent { message } = set_up_guest(&shared) {
+                            tracing::error!(%message, "the agent does not answer after a reboot");
+                        }
+                    },
+                );
                 if let Err(error) = spawned {
                     tracing::error!(%error, "the guest is not set up after a reboot");
                 }
@@ -291,10 +308,12 @@ fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
 fn record_end(shared: &Shared, reason: &EndReason) {
     let state = match reason {
         EndReason::PowerOff | EndReason::Asked => RecordedState::Stopped,
-        EndReason::Panic(reason) => {
-            RecordedState::Failed { reason: format!("kernel panic: {reason}") }
-        }
-        EndReason::Crashed(reason) => RecordedState::Failed { reason: reason.clone() },
+        EndReason::Panic(reason) => RecordedState::Failed {
+            reason: format!("kernel panic: {reason}"),
+        },
+        EndReason::Crashed(reason) => RecordedState::Failed {
+            reason: reason.clone(),
+        },
     };
     if let Err(error) = change_file(&shared.dir, |machine| machine.state = state) {
         tracing::error!(%error, "the machine's end is not recorded");
@@ -318,18 +337,29 @@ fn set_up_guest(shared: &Shared) -> StartReport {
     match result {
         Ok(()) => {
             shared.change(|live| live.ready = true);
-            StartReport::Ready { backend: shared.backend.clone() }
+            StartReport::Ready {
+                backend: shared.backend.clone(),
+            }
         }
         Err(error) if shared.has_ended() => {
             shared.wait_finished();
-            let state = shared.dir.read().ok().flatten().map(|machine| machine.state);
+            let state = shared
+                .dir
+                .read()
+                .ok()
+                .flatten()
+                .map(|machine| machine.state);
             let why = match state {
                 Some(RecordedState::Failed { reason }) => reason,
                 _ => chain(&error),
             };
-            StartReport::Failed { message: format!("the guest ended while it started: {why}") }
+            StartReport::Failed {
+                message: format!("the guest ended while it started: {why}"),
+            }
         }
-        Err(error) => StartReport::AgentSilent { message: chain(&error) },
+        Err(error) => StartReport::AgentSilent {
+            message: chain(&error),
+        },
     }
 }
 
@@ -347,17 +377,25 @@ enum SetUpError {
 }
 
 fn set_up(shared: &Shared) -> Result<(), SetUpError> {
-    let mut agent = shared.dialer.connect(AGENT_PATIENCE, CALL_TIMEOUT, || shared.has_ended())?;
+    let mut agent = shared
+        .dialer
+        .connect(AGENT_PATIENCE, CALL_TIMEOUT, || shared.has_ended())?;
     let call = |call| move |source| AgentError::Call { call, source };
     agent.set_clock_to_now().map_err(call("clock"))?;
     agent
         .reseed(&identity::random::<SEED_BYTES>()?, identity::random()?)
         .map_err(call("reseed"))?;
-    agent.resize_root().map_err(call("resize of the root file system"))?;
-    let Some(machine) = shared.dir.read()? else { return Ok(()) };
+    agent
+        .resize_root()
+        .map_err(call("resize of the root file system"))?;
+    let Some(machine) = shared.dir.read()? else {
+        return Ok(());
+    };
     if !machine.has_identity {
         let identity = identity::new_identity(&machine.name)?;
-        agent.set_identity(&identity).map_err(call("new identity"))?;
+        agent
+            .set_identity(&identity)
+            .map_err(call("new identity"))?;
         change_file(&shared.dir, |machine| machine.has_identity = true)?;
     }
     Ok(())

@@ -66,7 +66,10 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
             reply(connection, &ControlReply::Stopped { forced }, &[]);
         }
         Control::ConsoleInput(bytes) => {
-            let socket = shared.vmm_socket.lock().unwrap_or_else(PoisonError::into_inner);
+            let socket = shared
+                .vmm_socket
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             match channel::send(&socket, &ToVmm::ConsoleInput(bytes), &[]) {
                 Ok(()) => reply(connection, &ControlReply::Done, &[]),
                 Err(error) => fail(connection, chain(&error)),
@@ -119,8 +122,13 @@ fn stop(shared: &Shared, timeout: Duration) -> bool {
 
 fn ask_for_power_off(shared: &Shared, timeout: Duration) -> Result<(), AgentError> {
     let patience = timeout.min(POWER_OFF_TIMEOUT);
-    let mut agent = shared.dialer.connect(patience, patience, || shared.has_ended())?;
+    let mut agent = shared
+        .dialer
+        .connect(patience, patience, || shared.has_ended())?;
     agent
         .power_off(PROCESS_GRACE.min(timeout / 2))
-        .map_err(|source| AgentError::Call { call: "power-off", source })
+        .map_err(|source| AgentError::Call {
+            call: "power-off",
+            source,
+        })
 }

@@ -96,8 +96,13 @@ pub(super) fn start(
                     tracing::warn!(%error, "the VMM ended early");
                 }
             };
-            let thread = std::thread::Builder::new().name("vmm".to_owned()).spawn(run);
-            (VmmBody::Thread(Some(thread.map_err(SpawnError::Spawn)?)), ours)
+            let thread = std::thread::Builder::new()
+                .name("vmm".to_owned())
+                .spawn(run);
+            (
+                VmmBody::Thread(Some(thread.map_err(SpawnError::Spawn)?)),
+                ours,
+            )
         }
     };
     let (dial, vmm_dial) = UnixStream::pair().map_err(SpawnError::Spawn)?;
@@ -108,7 +113,11 @@ pub(super) fn start(
     descriptors.push(lock.descriptor());
     descriptors.extend(files.layers.iter().map(AsFd::as_fd));
     channel::send(&socket, &ToVmm::Start(Box::new(request)), &descriptors)?;
-    Ok(VmmHandle { socket, dialer: AgentDialer::new(dial), body })
+    Ok(VmmHandle {
+        socket,
+        dialer: AgentDialer::new(dial),
+        body,
+    })
 }
 
 /// What a VMM gets, opened. Order: see [`crate::vmm::messages::StartDescriptors`].
@@ -120,18 +129,37 @@ struct MachineFiles {
 }
 
 fn open_files(dir: &MachineDir, machine: &MachineFile) -> Result<MachineFiles, SpawnError> {
-    let layer = |name: &String| open(&dir.disk().join(name), File::options().read(true).write(true));
+    let layer = |name: &String| {
+        open(
+            &dir.disk().join(name),
+            File::options().read(true).write(true),
+        )
+    };
     Ok(MachineFiles {
         boot: [
             open(&dir.kernel(), File::options().read(true))?,
             open(&dir.initramfs(), File::options().read(true))?,
-            open(&dir.console_log(), File::options().create(true).append(true))?,
+            open(
+                &dir.console_log(),
+                File::options().create(true).append(true),
+            )?,
         ],
-        base_map: open(&dir.disk().join(&machine.disk.base), File::options().read(true))?,
-        layers: machine.disk.layers.iter().map(layer).collect::<Result<_, _>>()?,
+        base_map: open(
+            &dir.disk().join(&machine.disk.base),
+            File::options().read(true),
+        )?,
+        layers: machine
+            .disk
+            .layers
+            .iter()
+            .map(layer)
+            .collect::<Result<_, _>>()?,
     })
 }
 
 fn open(path: &Path, options: &std::fs::OpenOptions) -> Result<File, SpawnError> {
-    options.open(path).map_err(|source| SpawnError::Open { path: path.to_owned(), source })
+    options.open(path).map_err(|source| SpawnError::Open {
+        path: path.to_owned(),
+        source,
+    })
 }

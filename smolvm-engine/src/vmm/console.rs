@@ -17,7 +17,11 @@ pub(super) struct ConsoleSink<W> {
 impl<W: Write> ConsoleSink<W> {
     /// A sink over `log`.
     pub(super) fn new(log: W, report: Box<dyn Fn(ConsoleNote) + Send>) -> Self {
-        Self { log, line: Vec::new(), report }
+        Self {
+            log,
+            line: Vec::new(),
+            report,
+        }
     }
 
     fn watch(&mut self, bytes: &[u8]) {
@@ -52,13 +56,22 @@ impl<W: Write> Write for ConsoleSink<W> {
 fn explain(line: &[u8]) -> Option<ConsoleNote> {
     let line = String::from_utf8_lossy(line);
     // The kernel's time stamp comes first.
-    let text = line.rsplit_once("] ").map_or(&*line, |(_, text)| text).trim();
+    let text = line
+        .rsplit_once("] ")
+        .map_or(&*line, |(_, text)| text)
+        .trim();
     let text: String = text.chars().filter(|c| !c.is_control()).collect();
     if let Some(reason) = text.strip_prefix("Kernel panic - not syncing: ") {
         return Some(ConsoleNote::Panic(reason.to_owned()));
     }
-    let out_of_memory = ["Out of memory: Killed process ", "Memory cgroup out of memory: Killed "];
-    out_of_memory.iter().any(|start| text.starts_with(start)).then_some(ConsoleNote::OutOfMemory(text))
+    let out_of_memory = [
+        "Out of memory: Killed process ",
+        "Memory cgroup out of memory: Killed ",
+    ];
+    out_of_memory
+        .iter()
+        .any(|start| text.starts_with(start))
+        .then_some(ConsoleNote::OutOfMemory(text))
 }
 
 #[cfg(test)]
@@ -72,11 +85,16 @@ mod tests {
         let notes = Arc::new(Mutex::new(Vec::new()));
         let seen = notes.clone();
         let mut log = Vec::new();
-        let mut sink =
-            ConsoleSink::new(&mut log, Box::new(move |note| seen.lock().unwrap().push(note)));
-        sink.write_all(b"[    1.5] hello\r\n[    2.0] Kernel panic - not sync").unwrap();
-        sink.write_all(b"ing: sysrq triggered crash\r\nrest").unwrap();
-        sink.write_all(b"\n[3.0] Out of memory: Killed process 7 (python3) total-vm:1kB\n").unwrap();
+        let mut sink = ConsoleSink::new(
+            &mut log,
+            Box::new(move |note| seen.lock().unwrap().push(note)),
+        );
+        sink.write_all(b"[    1.5] hello\r\n[    2.0] Kernel panic - not sync")
+            .unwrap();
+        sink.write_all(b"ing: sysrq triggered crash\r\nrest")
+            .unwrap();
+        sink.write_all(b"\n[3.0] Out of memory: Killed process 7 (python3) total-vm:1kB\n")
+            .unwrap();
         assert_eq!(
             *notes.lock().unwrap(),
             [

@@ -21,7 +21,10 @@ impl DialSocket {
 
     fn is_readable(&self) -> io::Result<bool> {
         let mut descriptors = [PollFd::new(&self.socket, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         Ok(poll(&mut descriptors, Some(&now))? > 0)
     }
 }
@@ -40,9 +43,16 @@ impl VsockBackend for DialSocket {
             Err(ChannelError::Closed) => return Err(io::ErrorKind::BrokenPipe.into()),
             Err(error) => return Err(io::Error::other(error)),
         };
-        let stream = received.descriptors.into_iter().next().map(UnixStream::from);
+        let stream = received
+            .descriptors
+            .into_iter()
+            .next()
+            .map(UnixStream::from);
         let stream = stream.ok_or_else(|| io::Error::other("a dial without a stream"))?;
-        Ok(Some(VsockDial { port: received.message, stream }))
+        Ok(Some(VsockDial {
+            port: received.message,
+            stream,
+        }))
     }
 
     fn accept_from_guest(&self, _port: u32) -> io::Result<UnixStream> {

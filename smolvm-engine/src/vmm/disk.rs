@@ -35,7 +35,9 @@ impl BlockBackend for RootDisk {
     }
 
     fn write_zeroes(&self, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
-        self.0.write_zeroes(offset_bytes, length_bytes).map_err(to_io)
+        self.0
+            .write_zeroes(offset_bytes, length_bytes)
+            .map_err(to_io)
     }
 }
 

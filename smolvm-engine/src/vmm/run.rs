@@ -21,7 +21,10 @@ enum Input {
 pub(crate) fn run(socket: UnixStream) -> Result<(), ChannelError> {
     let first: Received<ToVmm> = socket_channel::receive(&socket)?;
     let ToVmm::Start(request) = first.message else {
-        return tell(&socket, FromVmm::StartFailed("the first message is not a start".to_owned()));
+        return tell(
+            &socket,
+            FromVmm::StartFailed("the first message is not a start".to_owned()),
+        );
     };
     let parts = match Parts::open(*request, first.descriptors) {
         Ok(parts) => parts,
@@ -33,7 +36,14 @@ pub(crate) fn run(socket: UnixStream) -> Result<(), ChannelError> {
     std::thread::Builder::new()
         .name("requests".to_owned())
         .spawn(move || read_requests(&requests, &forward))?;
-    Vmm { socket, parts, sender, inbox, panic: None }.run()
+    Vmm {
+        socket,
+        parts,
+        sender,
+        inbox,
+        panic: None,
+    }
+    .run()
 }
 
 fn tell(socket: &UnixStream, message: FromVmm) -> Result<(), ChannelError> {

@@ -92,7 +92,9 @@ impl Parts {
         let map = read_all(next(StartDescriptors::BASE_MAP)?, "disk's base")?;
         let lock = next(StartDescriptors::LOCK)?;
         let mut layers: Vec<File> = files.map(File::from).collect();
-        let top = layers.pop().ok_or(StartError::MissingDescriptor(StartDescriptors::LAYERS))?;
+        let top = layers
+            .pop()
+            .ok_or(StartError::MissingDescriptor(StartDescriptors::LAYERS))?;
         let base = ChunkBase::new(
             PackSet::open(&request.pack_directories),
             ImageMap::decode(&map)?.chunks().to_vec(),
@@ -116,17 +118,34 @@ impl Parts {
         on_event: EventListener,
         on_note: Box<dyn Fn(ConsoleNote) + Send>,
     ) -> Result<RunningMachine, StartError> {
-        let cpu = self.hypervisor.capabilities().x86.as_ref().ok_or(StartError::NoX86)?;
+        let cpu = self
+            .hypervisor
+            .capabilities()
+            .x86
+            .as_ref()
+            .ok_or(StartError::NoX86)?;
         let (cpuid, msrs) = x86::build_profile(self.request.cpu.parse()?, &cpu.cpuid)?;
-        let record = X86MachineRecord { cpuid, msrs, tsc_khz: cpu.tsc_khz };
+        let record = X86MachineRecord {
+            cpuid,
+            msrs,
+            tsc_khz: cpu.tsc_khz,
+        };
         let layout = x86::ram_layout(self.request.memory_bytes)?;
         let ram = GuestRam::new(layout, &RamBacking::Anonymous)?;
-        let console =
-            self.console.try_clone().map_err(|source| StartError::Read { part: "console", source })?;
+        let console = self
+            .console
+            .try_clone()
+            .map_err(|source| StartError::Read {
+                part: "console",
+                source,
+            })?;
         let machine = MachineBuilder::new(ram, self.request.vcpus, record)
             .console(Box::new(ConsoleSink::new(console, on_note)))
             .root_disk(Arc::new(RootDisk(self.disk.clone())))
-            .vsock(VsockConfig { cid: self.request.vsock_cid, backend: self.dial.clone() })
+            .vsock(VsockConfig {
+                cid: self.request.vsock_cid,
+                backend: self.dial.clone(),
+            })
             .on_event(on_event)
             .build(&*self.hypervisor)?;
         if self.request.branchable {

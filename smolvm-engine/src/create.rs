@@ -1,0 +1,232 @@
+//! Making machines.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use cow_disk::Overlay;
+
+use crate::artifact::staging::{PublishError, Staging};
+use crate::engine::{Engine, MachineInfo};
+use crate::error::EngineError;
+use crate::image::Image;
+use crate::kernel::Kernel;
+use crate::machine::{
+    DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile, MachineOrigin, MachineSpec,
+    RecordedState, replace_file,
+};
+use crate::name::MachineName;
+use crate::supervisor::unix_now;
+
+/// Smallest guest memory in bytes that a kernel boots in.
+const MIN_MEMORY_BYTES: u64 = 96 << 20;
+/// Largest guest memory in bytes.
+const MAX_MEMORY_BYTES: u64 = 1 << 40;
+/// Name of a machine's first map of chunks.
+const FIRST_BASE: &str = "base-0.map";
+/// Name of a machine's first overlay.
+const FIRST_LAYER: &str = "layer-1";
+
+/// How to make a machine.
+#[derive(Debug, Clone, Default)]
+pub struct CreateOptions {
+    /// Its name; one is made up when absent.
+    pub name: Option<MachineName>,
+    /// The image; the default one when absent.
+    pub image: Option<String>,
+    /// The kernel; the default one when absent.
+    pub kernel: Option<String>,
+    /// What it is.
+    pub spec: MachineSpec,
+}
+
+impl Engine {
+    /// Makes a machine from an image. Afterwards it stands alone: image and kernel may go.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::MachineExists`]; what is wrong with image, kernel or a value.
+    pub fn create(&self, options: CreateOptions) -> Result<MachineInfo, EngineError> {
+        self.home().ensure()?;
+        let root = self.home().root();
+        let image = match &options.image {
+            Some(name) => Image::open(root, name)?,
+            None => Image::default_of(root)?,
+        };
+        let kernel = match &options.kernel {
+            Some(name) => Kernel::open(root, name)?,
+            None => Kernel::default_of(root)?,
+        };
+        check(&options.spec, image.info().size_bytes)?;
+        let name = match options.name {
+            Some(name) => name,
+            None => self.free_name()?,
+        };
+        if MachineDir::new(self.home().machine(&name)).exists() {
+            return Err(EngineError::MachineExists { name });
+        }
+        let mut spec = options.spec;
+        take_image_defaults(&mut spec, &image);
+        let staging = Staging::create(&self.home().machines())
+            .map_err(io_error("create a directory in", &self.home().machines()))?;
+        let dir = MachineDir::new(staging.path().to_owned());
+        fill_from_image(&dir, &image, &kernel, spec.disk_bytes)?;
+        let machine = MachineFile {
+            v: MACHINE_FILE_VERSION,
+            created_unix: unix_now(),
+            origin: MachineOrigin::Image {
+                image: image.name().to_owned(),
+                kernel: kernel.name().to_owned(),
+            },
+            state: RecordedState::Created,
+            disk: DiskFile {
+                base: FIRST_BASE.to_owned(),
+                layers: vec![FIRST_LAYER.to_owned()],
+                next: 2,
+            },
+            command_line: format!(
+                "{} smolvm.hostname={}",
+                kernel.info().cmdline,
+                name.hostname()
+            ),
+            head: None,
+            restore: None,
+            store: None,
+            keep_identity: false,
+            has_identity: false,
+            branchable: true,
+            starts: 0,
+            spec,
+            name: name.clone(),
+        };
+        dir.write(&machine)?;
+        match staging.publish(name.as_str()) {
+            Ok(_) => self.machine(&name),
+            Err(PublishError::Taken) => Err(EngineError::MachineExists { name }),
+            Err(PublishError::Io(source)) => {
+                Err(io_error("publish", &self.home().machine(&name))(source))
+            }
+        }
+    }
+
+    /// A name that no machine has.
+    fn free_name(&self) -> Result<MachineName, EngineError> {
+        let taken = self.machine_names()?;
+        let mut number = taken.len() + 1;
+        loop {
+            let name: MachineName = format!("machine-{number}").parse()?;
+            if !taken.contains(&name) {
+                return Ok(name);
+            }
+            number += 1;
+        }
+    }
+}
+
+fn check(spec: &MachineSpec, image_bytes: u64) -> Result<(), EngineError> {
+    let invalid = |what: String, hint: &str| {
+        Err(EngineError::Invalid {
+            what,
+            hint: Some(hint.to_owned()),
+        })
+    };
+    if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&spec.memory_bytes) {
+        let what = format!("--mem of {} bytes is not possible", spec.memory_bytes);
+        return invalid(what, "choose between 96M and 1T, for instance: --mem 1G");
+    }
+    if spec.disk_bytes < image_bytes {
+        let what = format!(
+            "--disk of {} bytes is smaller than the image",
+            spec.disk_bytes
+        );
+        let mib = image_bytes.div_ceil(1 << 20);
+        return invalid(what, &format!("choose at least {mib}M"));
+    }
+    if spec.disk_bytes > cow_disk::MAX_DISK_BYTES || spec.disk_bytes % 4096 != 0 {
+        let what = format!("--disk of {} bytes is not possible", spec.disk_bytes);
+        return invalid(what, "choose a multiple of 4 KiB of at most 8 TiB");
+    }
+    if let Some(cpus) = spec.cpus
+        && !(1..=vmm_core::x86::MAX_VCPUS).contains(&cpus)
+    {
+        return invalid(format!("--cpus {cpus} is not possible"), "choose 1 to 16");
+    }
+    if let Some(cpu) = &spec.cpu
+        && let Err(error) = cpu.parse::<vmm_core::x86::CpuProfile>()
+    {
+        return invalid(error.to_string(), "choose one of them with --cpu");
+    }
+    Ok(())
+}
+
+/// What the image says about commands holds unless the spec says otherwise.
+fn take_image_defaults(spec: &mut MachineSpec, image: &Image) {
+    let config = &image.info().config;
+    for variable in &config.env {
+        if let Some((key, value)) = variable.split_once('=') {
+            spec.environment
+                .entry(key.to_owned())
+                .or_insert_with(|| value.to_owned());
+        }
+    }
+    if spec.working_directory.is_none() {
+        spec.working_directory = config.working_dir.clone().filter(|dir| !dir.is_empty());
+    }
+}
+
+fn fill_from_image(
+    dir: &MachineDir,
+    image: &Image,
+    kernel: &Kernel,
+    disk_bytes: u64,
+) -> Result<(), EngineError> {
+    for path in [dir.packs(), dir.records(), dir.disk()] {
+        fs::create_dir(&path).map_err(io_error("create directory", &path))?;
+    }
+    let map = image.map()?;
+    image.chunks().pin_into(&dir.packs(), map.chunks())?;
+    replace_file(&dir.disk().join(FIRST_BASE), &map.encode())?;
+    create_overlay(&dir.disk().join(FIRST_LAYER), disk_bytes)?;
+    link_or_copy(&kernel.vmlinux_path(), &dir.kernel())?;
+    let initramfs = kernel.initramfs(crate::GUEST_AGENT)?;
+    fs::write(dir.initramfs(), initramfs).map_err(io_error("write", &dir.initramfs()))
+}
+
+/// Makes an empty overlay file.
+pub(crate) fn create_overlay(path: &Path, disk_bytes: u64) -> Result<fs::File, EngineError> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let open = fs::File::options()
+        .create_new(true)
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(io_error("create", path))?;
+    let keep = open.try_clone().map_err(io_error("create", path))?;
+    Overlay::create(open, disk_bytes)
+        .map_err(|error| io_error("create", path)(io::Error::other(error)))?;
+    Ok(keep)
+}
+
+/// Hard link where possible, copy elsewhere.
+pub(crate) fn link_or_copy(from: &Path, to: &Path) -> Result<(), EngineError> {
+    if fs::hard_link(from, to).is_ok() {
+        return Ok(());
+    }
+    fs::copy(from, to)
+        .map(drop)
+        .map_err(io_error("copy to", to))
+}
+
+/// Wraps an error of the host.
+pub(crate) fn io_error(
+    operation: &'static str,
+    path: &Path,
+) -> impl FnOnce(io::Error) -> EngineError + use<> {
+    let path = path.to_owned();
+    move |source| EngineError::Io {
+        operation,
+        path,
+        source,
+    }
+}
