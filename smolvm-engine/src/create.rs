@@ -142,7 +142,7 @@ fn check(spec: &MachineSpec, image_bytes: u64) -> Result<(), EngineError> {
         let mib = image_bytes.div_ceil(1 << 20);
         return invalid(what, &format!("choose at least {mib}M"));
     }
-    if spec.disk_bytes > cow_disk::MAX_DISK_BYTES || spec.disk_bytes % 4096 != 0 {
+    if spec.disk_bytes > cow_disk::MAX_DISK_BYTES || !spec.disk_bytes.is_multiple_of(4096) {
         let what = format!("--disk of {} bytes is not possible", spec.disk_bytes);
         return invalid(what, "choose a multiple of 4 KiB of at most 8 TiB");
     }

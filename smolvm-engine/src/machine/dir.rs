@@ -1,4 +1,4 @@
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -280,18 +280,6 @@ pub(crate) fn sync_directory(directory: &Path) -> Result<(), MachineDirError> {
             path: directory.to_owned(),
             source,
         })
-}
-
-/// Removes a file; one that is not there is fine.
-pub(crate) fn remove_if_there(path: &Path) -> Result<(), MachineDirError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(MachineDirError::Io {
-            operation: "remove",
-            path: path.to_owned(),
-            source: error,
-        }),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]
