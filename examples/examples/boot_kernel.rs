@@ -69,6 +69,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn open(name: &str) -> Result<Box<dyn Hypervisor>, Box<dyn Error>> {
     match name {
         "kvm" => Ok(kvm_backend::open()?),
+        "soft" => Ok(Box::new(soft_backend::open(
+            soft_backend::SoftOptions::default(),
+        )?)),
         other => Err(format!("no backend {other:?}").into()),
     }
 }

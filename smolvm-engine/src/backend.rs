@@ -44,7 +44,9 @@ pub(crate) fn open(backend: Backend) -> Result<Box<dyn Hypervisor>, BackendError
     match backend {
         Backend::Kvm => Ok(kvm_backend::open()?),
         Backend::Hvf => Ok(hvf_backend::open()?),
-        Backend::Soft => Ok(soft_backend::open()?),
+        Backend::Soft => Ok(Box::new(soft_backend::open(
+            soft_backend::SoftOptions::default(),
+        )?)),
         Backend::Auto => open(choose_now()?),
     }
 }
