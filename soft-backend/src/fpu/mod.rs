@@ -34,7 +34,14 @@
 //! # Model
 //!
 //! The x87 is the 80-bit one of the Intel SDM volume 1 chapter 8; SSE follows chapters 10 to 12.
-//! The results are computed in integers and equal on every host.
+//! Results are equal on every host: they are computed in integers, or by the host's IEEE arithmetic
+//! where it provably gives the same bits and no new flag ([`crate::simd`]). Where the manuals leave a
+//! choice, it is that of AMD processors; RCPPS and RSQRTPS give correctly rounded values instead of
+//! a maker's approximation.
+//!
+//! # What is not here
+//!
+//! YMM registers, AES, PCLMULQDQ, SHA and the XSAVE area beyond its FXSAVE part.
 
 pub mod f80;
 pub mod image;

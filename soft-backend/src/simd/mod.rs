@@ -8,6 +8,24 @@
 //! a third operand is the immediate. Fixed operands (XMM0 of the variable blends) are read here.
 //! Where a source is an MMX register, the value is [`FpState::mmx_read`]; where the destination of
 //! [`Exec::Copy`] or [`Exec::Value`] is one, it is stored by [`FpState::mmx_write`].
+//!
+//! ```
+//! use iced_x86::Code;
+//! use soft_backend::fpu::FpState;
+//! use soft_backend::simd::{self, Exec, Operand};
+//!
+//! // ADDSD XMM3, [memory]
+//! let handler = simd::lookup(Code::Addsd_xmm_xmmm64, true).unwrap();
+//! assert_eq!(handler.src, Operand::Mem { bytes: 8, aligned: false });
+//! let Exec::Xmm(run) = handler.exec else { unreachable!() };
+//!
+//! let mut state = FpState::default();
+//! state.xmm[3] = u128::from(1.5f64.to_bits());
+//! run(&mut state, 3, u128::from(0.1f64.to_bits()), 0)?;
+//! assert_eq!(state.xmm[3] as u64, (1.5f64 + 0.1).to_bits());
+//! assert_eq!(state.mxcsr, 0x1fa0); // inexact
+//! # Ok::<(), simd::SimdFault>(())
+//! ```
 
 use crate::fpu::FpState;
 

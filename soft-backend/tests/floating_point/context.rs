@@ -66,7 +66,7 @@ pub(crate) fn random_context(r: &mut Random) -> Context {
     } else {
         0x3f
     };
-    let precision = [0, 2, 3, 3, 3, 3, 3][r.below(7) as usize];
+    let precision = [0, 1, 2, 3, 3, 3, 3][r.below(7) as usize];
     s.x87.fcw = masks | precision << 8 | (r.below(4) as u16) << 10 | 0x40;
     s.x87.fsw = r.next() as u16 & (masks | 0x4700) & !(if r.one_in(2) { 0x3f } else { 0 });
     let masks = if r.one_in(4) {
@@ -107,7 +107,8 @@ pub(crate) fn shape_memory(r: &mut Random, instruction: &Instruction, context: &
         S::Float80 => r.f80(),
         S::Int16 | S::Int32 | S::Int64 => u128::from(r.integer()),
         S::Bcd => {
-            let digits = (0..18).fold(0u128, |v, _| v << 4 | u128::from(r.below(10)));
+            let base = if r.one_in(4) { 16 } else { 10 };
+            let digits = (0..18).fold(0u128, |v, _| v << 4 | u128::from(r.below(base)));
             digits | u128::from(r.next() & 0x80) << 72
         }
         S::FpuEnv14 | S::FpuEnv28 | S::FpuState94 | S::FpuState108 => {

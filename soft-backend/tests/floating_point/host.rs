@@ -204,8 +204,19 @@ fn compare_all(encodings: &[Encoding], rounds: u64, seed: u64) {
     assert!(failures.is_empty(), "{report}\n{failures:#?}");
 }
 
+/// Where the manuals leave a choice (undefined arguments, C1, codes under unmasked exceptions, length of a
+/// partial remainder) the x87 here does what AMD processors do, so only they are an oracle. Elsewhere the
+/// digest of all results stands in for the comparison.
+fn x87_is_an_oracle() -> bool {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    (vendor.ebx, vendor.edx, vendor.ecx) == (0x6874_7541, 0x6974_6e65, 0x444d_4163)
+}
+
 #[test]
 fn x87_equals_the_host() {
+    if !x87_is_an_oracle() {
+        return;
+    }
     let encodings: Vec<_> = x87_encodings()
         .into_iter()
         .filter(|e| !is_transcendental(e.instruction.code()))
@@ -261,6 +272,9 @@ fn approximations_are_close_to_the_host() {
 
 #[test]
 fn transcendentals_equal_the_host() {
+    if !x87_is_an_oracle() {
+        return;
+    }
     let encodings: Vec<_> = x87_encodings()
         .into_iter()
         .filter(|e| is_transcendental(e.instruction.code()))
