@@ -125,6 +125,11 @@ impl Image {
 }
 
 /// All images, sorted by name. Changes nothing.
+///
+/// # Errors
+///
+/// The first image that is damaged; [`names`] and [`Image::open`] list the
+/// others.
 pub fn list(home: &Path) -> Result<Vec<Image>, ImageError> {
     names(home)?
         .iter()
@@ -145,7 +150,8 @@ pub fn remove(home: &Path, name: &str) -> Result<(), ImageError> {
     Err(ImageError::NotFound { name: name.into() })
 }
 
-fn names(home: &Path) -> Result<Vec<String>, ImageError> {
+/// The names of all images, sorted, also of damaged ones. Changes nothing.
+pub fn names(home: &Path) -> Result<Vec<String>, ImageError> {
     let collection = home.join(COLLECTION);
     staging::list(&collection).map_err(ImageError::io("list", &collection))
 }

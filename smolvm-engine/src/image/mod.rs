@@ -61,7 +61,7 @@ pub use config::ImageConfig;
 pub use error::{EntryError, ImageError};
 pub use ext4::Ext4Error;
 pub use import::{build, import};
-pub use library::{DEFAULT_NAME, Image, ImageInfo, list, remove};
+pub use library::{DEFAULT_NAME, Image, ImageInfo, list, names, remove};
 pub use map::{CHUNK_BYTES, ImageMap, MAX_CHUNKS, MapError};
 pub use tar::TarError;
 pub use tree::TreeError;

@@ -158,6 +158,11 @@ pub fn import_debian(
 }
 
 /// All imported kernels, sorted by name. Changes nothing.
+///
+/// # Errors
+///
+/// The first kernel that is damaged; [`names`] and [`Kernel::open`] list the
+/// others.
 pub fn list(home: &Path) -> Result<Vec<Kernel>, KernelError> {
     names(home)?
         .iter()
@@ -177,7 +182,8 @@ pub fn remove(home: &Path, name: &str) -> Result<(), KernelError> {
     Err(KernelError::NotFound { name: name.into() })
 }
 
-fn names(home: &Path) -> Result<Vec<String>, KernelError> {
+/// The names of all kernels, sorted, also of damaged ones. Changes nothing.
+pub fn names(home: &Path) -> Result<Vec<String>, KernelError> {
     let collection = home.join(COLLECTION);
     staging::list(&collection).map_err(KernelError::io("list", &collection))
 }
