@@ -50,7 +50,7 @@ pub struct RepackReport {
     /// Packs worth replacing but left alone: pinned by a session, linked from places the store does not know (machines,
     /// moved directories), or damaged.
     pub left_alone: usize,
-    /// Registered directories that are not at their place any more or cannot be read.
+    /// Registered directories that are not at their place any more or cannot be read or changed.
     pub lost_directories: usize,
 }
 
@@ -116,7 +116,13 @@ impl Store {
         candidates.retain(|candidate| new.iter().all(|(id, _)| *id != candidate.slot.id));
         let new = PackSet::of_files(inner.shared_backend(), new);
         for (at, holder) in holders.iter().enumerate() {
-            self.replace_in_holder(at, holder, &candidates, &new, records)?;
+            // A directory that its user removes meanwhile fails here. Its old links stay, so it stays whole.
+            let replaced = self.replace_in_holder(at, holder, &candidates, &new, records);
+            if let Err(error) = replaced {
+                let path = holder.packs_dir.display();
+                tracing::warn!(%path, %error, "checkpoint directory not repacked");
+                report.lost_directories += 1;
+            }
         }
         for candidate in &candidates {
             inner.remove_pack(&candidate.slot)?;

@@ -180,6 +180,27 @@ fn repack_leaves_packs_alone_that_unknown_places_link() {
 }
 
 #[test]
+fn a_directory_that_cannot_be_changed_keeps_its_old_packs() {
+    let memory = MemoryBackend::new();
+    let plain = open(&memory);
+    let session = capture(&plain);
+    let ids = put(&session, 1..21);
+    let sealed = session.seal().unwrap();
+    publish(&memory, &plain, "a", &ids[..3], sealed.chunks());
+    plain
+        .put_point(&PointId([9; 32]), &record(&ids[3..5]), "kept")
+        .unwrap();
+    drop(sealed);
+    // The only link of a repack is the new pack's into the directory.
+    let backend = FaultBackend::new(memory.clone(), Plan::FailFrom(Operation::Link, 0, 2));
+    let store = Store::open_with(Arc::new(backend), "/store").unwrap();
+    let report = store.repack(&chunks_of, &RepackOptions::default()).unwrap();
+    assert_eq!((report.replaced_packs, report.lost_directories), (1, 1));
+    assert!(read(&set(&memory, "/a.checkpoint/packs"), &ids[2]) == chunk(3, 3000));
+    assert!(read(plain.chunks(), &ids[4]) == chunk(5, 3000));
+}
+
+#[test]
 fn a_crash_at_any_step_of_a_repack_loses_nothing() {
     let prepare = || {
         let memory = MemoryBackend::new();
