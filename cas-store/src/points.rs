@@ -8,8 +8,8 @@ use crate::error::StoreError;
 use crate::session::{hex, list, random_name, read_small, remove_file, unhex};
 use crate::store::{Inner, Store};
 
-/// Longest record that the store keeps or reads.
-pub const MAX_RECORD_BYTES: u64 = 512 << 20;
+/// Longest record that the store keeps or reads; the same as in the point format.
+pub const MAX_RECORD_BYTES: u64 = (1 << 30) + (64 << 20);
 /// Longest line about a point.
 pub const MAX_META_BYTES: u64 = 16 << 10;
 

@@ -82,6 +82,11 @@ impl FieldWriter {
         Self::default()
     }
 
+    /// A message whose bytes follow `prefix`, to save a copy of them.
+    pub(crate) fn after(prefix: Vec<u8>) -> Self {
+        Self { bytes: prefix }
+    }
+
     /// Adds bytes as they are. A field longer than `u32::MAX` bytes is a programming error.
     pub fn bytes(&mut self, number: u16, value: &[u8]) -> &mut Self {
         let length = u32::try_from(value.len()).expect("a field is shorter than 4 GiB");
@@ -115,9 +120,27 @@ impl FieldWriter {
 
     /// Adds a nested message.
     pub fn nested(&mut self, number: u16, build: impl FnOnce(&mut FieldWriter)) -> &mut Self {
-        let mut inner = FieldWriter::new();
-        build(&mut inner);
-        self.bytes(number, &inner.bytes)
+        self.append(number, |out| {
+            // The message is built in place: a copy of a large map would double the memory needed.
+            let mut inner = FieldWriter {
+                bytes: std::mem::take(out),
+            };
+            build(&mut inner);
+            *out = inner.bytes;
+        })
+    }
+
+    /// Adds a field whose bytes `build` appends to the message. `build` may only append; as with
+    /// [`bytes`](Self::bytes), less than 4 GiB.
+    pub(crate) fn append(&mut self, number: u16, build: impl FnOnce(&mut Vec<u8>)) -> &mut Self {
+        self.bytes.extend_from_slice(&number.to_le_bytes());
+        self.bytes.extend_from_slice(&[0; 4]);
+        let start = self.bytes.len();
+        build(&mut self.bytes);
+        let length = self.bytes.len() - start;
+        let length = u32::try_from(length).expect("a field is shorter than 4 GiB");
+        self.bytes[start - 4..start].copy_from_slice(&length.to_le_bytes());
+        self
     }
 
     /// The message's bytes.

@@ -1,27 +1,77 @@
 //! The bytes of a saved point: records, ids, lineage.
 //!
-//! This crate turns saved state into bytes and back, with hard limits, and needs only
-//! [`std::io::Read`] and [`std::io::Write`].
+//! # Model
 //!
-//! * [`fields`] is the numbered-field codec that all saved state uses: unknown numbers are skipped,
-//!   absent numbers read as zero, so old readers and new writers understand each other.
-//! * [`StateRecord`] is one unit's saved state (a device, a vCPU, a clock).
+//! * A [`PointRecord`] is everything about a saved moment except the bytes of its chunks: memory and disks are
+//!   [`ChunkMap`]s of [`ChunkRef`]s, one for each 64 KiB. Where chunks lie is none of its business.
+//! * [`PointRecord::encode`] is deterministic: equal records have equal bytes. A [`CheckpointId`] is the BLAKE3 digest of
+//!   those bytes and nothing else, so `b3sum point.record` prints it.
+//! * A stored record may have fields that this version does not know. They are skipped, and its id stays that of the
+//!   stored bytes: a [`Point`] is a record with the id it was stored under.
+//! * [`StateRecord`] is one unit's saved state (a device, a vCPU, a clock); its bytes are numbered [`fields`], the codec
+//!   of all saved state.
+//!
+//! # Errors
+//!
+//! Records are untrusted. Decoding refuses what is truncated, damaged, malformed or beyond the constants of [`limits`]
+//! ([`DecodeError`]), never panics, and takes memory in proportion to its input. Encoding refuses what could not be read
+//! again ([`LimitError`]).
+//!
+//! # What is not here
+//!
+//! Chunks and files: this crate needs [`std::io::Read`], [`std::io::Write`] and slices only. What a state record means:
+//! units validate their own.
+//!
+//! # Example
 //!
 //! ```
-//! use snapshot_format::{StateRecord, fields::{FieldReader, FieldWriter}};
+//! use snapshot_format::{ChunkMap, ChunkRef, MemoryRegion, Point, PointRecord, StateRecord, WallTime};
+//! use snapshot_format::fields::{FieldReader, FieldWriter};
 //!
+//! // A unit's state: numbered fields, absent ones read as zero.
 //! let mut writer = FieldWriter::new();
 //! writer.u64(1, 42).bytes(2, b"hello");
-//! let record = StateRecord::new("serial0", "uart16550", 1, writer.finish());
+//! let serial = StateRecord::new("serial0", "uart16550", 1, writer.finish());
 //!
-//! let decoded = StateRecord::decode(&record.encode()).unwrap();
-//! let fields = FieldReader::parse(&decoded.bytes).unwrap();
-//! assert_eq!(fields.u64(1).unwrap(), 42);
-//! assert_eq!(fields.u64(9).unwrap(), 0, "absent reads as zero");
+//! // 1 MiB of memory, of which one chunk holds data.
+//! let mut chunks = ChunkMap::new();
+//! chunks.push(ChunkRef(*blake3::hash(b"what the chunk holds").as_bytes()));
+//! chunks.push_zeros(15);
+//! let record = PointRecord {
+//!     machine: "worker".into(),
+//!     taken: WallTime::now(),
+//!     memory: vec![MemoryRegion { start_gpa: 0, size_bytes: 1 << 20, chunks }],
+//!     states: vec![serial],
+//!     ..PointRecord::default()
+//! };
+//! let (point, bytes) = Point::seal(record)?;
+//!
+//! let again = Point::decode(&bytes)?;
+//! assert_eq!(again.id(), point.id());
+//! assert_eq!(again.record().all_chunks().count(), 1);
+//! let state = again.record().state("serial0").unwrap();
+//! assert_eq!(FieldReader::parse(&state.bytes)?.u64(1)?, 42);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod chunk_map;
+mod codec;
 pub mod fields;
+mod id;
+pub mod limits;
+mod point;
+mod record;
 mod state_record;
+mod time;
 
+pub use chunk_map::{CHUNK_BYTES, ChunkMap, ChunkRef, MapError, chunks_in};
 pub use fields::FieldError;
+pub use id::{CheckpointId, IdPrefix, InvalidId, MIN_PREFIX_DIGITS, SHORT_ID_DIGITS};
+pub use limits::LimitError;
+pub use point::{DecodeError, FORMAT_VERSION, MAGIC, Point, ReadError, WriteError};
+pub use record::{
+    Blob, BootBlobs, DiskMap, HostContract, InFlightNote, MachineSpec, MemoryRegion, Part,
+    PointRecord,
+};
 pub use state_record::StateRecord;
+pub use time::WallTime;

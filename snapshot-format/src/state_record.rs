@@ -1,9 +1,9 @@
 use crate::fields::{FieldError, FieldReader, FieldWriter};
 
 /// Longest unit or kind name in bytes.
-const MAX_NAME_BYTES: usize = 64;
+pub(crate) const MAX_NAME_BYTES: usize = 64;
 /// Most bytes one unit may save.
-const MAX_STATE_BYTES: usize = 16 << 20;
+pub(crate) const MAX_STATE_BYTES: usize = 16 << 20;
 
 /// The saved state of one unit of a machine: a device, a vCPU, a clock.
 ///
@@ -34,12 +34,17 @@ impl StateRecord {
     /// The record as a message of numbered fields.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = FieldWriter::new();
+        self.encode_into(&mut writer);
+        writer.finish()
+    }
+
+    /// Adds the record's fields to a message.
+    pub(crate) fn encode_into(&self, writer: &mut FieldWriter) {
         writer
             .text(1, &self.unit)
             .text(2, &self.kind)
             .u32(3, self.version)
             .bytes(4, &self.bytes);
-        writer.finish()
     }
 
     /// Reads what [`encode`](Self::encode) wrote.
