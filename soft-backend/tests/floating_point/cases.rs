@@ -127,3 +127,22 @@ fn a_power_of_two_has_a_logarithm_that_counts_as_inexact() {
     assert_eq!(s.x87.regs[1].to_bits(), 0x4000_c000_0000_0000_0000);
     assert_eq!(s.x87.fsw, x87::PE);
 }
+
+#[test]
+fn a_remainder_by_infinity_is_the_dividend_normalised() {
+    let pseudo_denormal = F80 {
+        sig: 0x8100_0000_0000_0000,
+        se: 0x8000,
+    };
+    let s = run(
+        stack(&[pseudo_denormal, F80::infinity(true)]),
+        &[0xd9, 0xf8],
+    )
+    .state;
+    assert_eq!(s.x87.regs[0].to_bits(), 0x8001_8100_0000_0000_0000);
+    let mut before = stack(&[DENORMAL, F80::infinity(false)]);
+    before.x87.fcw &= !x87::UE;
+    let s = run(before, &[0xd9, 0xf5]).state;
+    assert_eq!(s.x87.fsw & 0x3f, x87::DE | x87::UE);
+    assert_eq!(s.x87.regs[0].class(), soft_backend::fpu::f80::Class::Normal);
+}

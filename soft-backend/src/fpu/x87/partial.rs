@@ -235,8 +235,11 @@ pub(super) fn fprem<const NEAREST: bool>(s: &mut FpState, _: u8) {
         (answer, keep)
     } else if ca == Class::Infinity || cb == Class::Zero {
         (Answer::invalid(), keep)
-    } else if ca == Class::Zero || cb == Class::Infinity {
+    } else if ca == Class::Zero {
         (Answer::exact(a, flags), 0)
+    } else if cb == Class::Infinity {
+        // The dividend itself, but normalised, and tiny if it is.
+        (x.rounded(unpack(a), 64, flags), 0)
     } else {
         let step = remainder_step(unpack(a), unpack(b), NEAREST);
         let answer = match step.rest {
