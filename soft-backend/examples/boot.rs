@@ -1,18 +1,26 @@
 //! Boots an unpacked kernel on the software CPU with a serial console: `boot VMLINUX [CMDLINE] [INITRAMFS]`.
 
 use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use vmm_core::Gpa;
+use vmm_core::bus::BusDevice as _;
 use vmm_core::cpu_state::VcpuState;
 use vmm_core::exit::{ExitHandler, PsciCall};
-use vmm_core::hypervisor::{ArchSpec, Hypervisor as _, VmSpec, X86Spec};
+use vmm_core::hypervisor::{
+    ArchSpec, Hypervisor as _, HypervisorError, VcpuKick, VcpuStop, VmSpec, X86Spec,
+};
 use vmm_core::ram::{GuestRam, RamBacking};
-use vmm_core::x86::{self, CpuProfile};
+use vmm_core::x86::{self, CpuProfile, Ioapic, X86VcpuState, layout};
 
 /// Just enough of a machine: a serial port that is always ready.
 struct Console {
     out: std::io::Stdout,
+    ioapic: Arc<Ioapic>,
+    stop: Arc<dyn VcpuKick>,
+    off: Arc<AtomicBool>,
 }
 
 impl ExitHandler for Console {
@@ -27,13 +35,27 @@ impl ExitHandler for Console {
         if port == 0x3f8 {
             let _ = self.out.write_all(data);
             let _ = self.out.flush();
+        } else if (layout::POWER_PORT..layout::POWER_PORT + 3).contains(&port) {
+            self.off.store(true, Ordering::SeqCst);
+            self.stop.kick();
         }
     }
-    fn mmio_read(&mut self, _: Gpa, data: &mut [u8]) {
-        data.fill(0xff);
+    fn mmio_read(&mut self, gpa: Gpa, data: &mut [u8]) {
+        match gpa.0.checked_sub(x86::IOAPIC_BASE.0) {
+            Some(offset) if offset < 0x1000 => self.ioapic.read(offset, data),
+            _ => data.fill(0xff),
+        }
     }
-    fn mmio_write(&mut self, _: Gpa, _: &[u8]) {}
-    fn ioapic_eoi(&mut self, _: u8) {}
+    fn mmio_write(&mut self, gpa: Gpa, data: &[u8]) {
+        if let Some(offset) = gpa.0.checked_sub(x86::IOAPIC_BASE.0)
+            && offset < 0x1000
+        {
+            self.ioapic.write(offset, data);
+        }
+    }
+    fn ioapic_eoi(&mut self, vector: u8) {
+        self.ioapic.end_of_interrupt(vector);
+    }
     fn psci(&mut self, _: PsciCall) -> u64 {
         0
     }
@@ -64,29 +86,49 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         initramfs: initramfs.as_deref(),
         command_line: &command_line,
     };
-    let state = x86::boot::load(&ram, &image, &x86::acpi::tables(1, &[]))?;
+    let vcpus = std::env::var("CPUS").map_or(Ok(1), |n| n.parse())?;
+    let state = x86::boot::load(&ram, &image, &x86::acpi::tables(vcpus, &[]))?;
     let arch = ArchSpec::X86(X86Spec {
         cpuid,
         msrs,
         tsc_khz: host.tsc_khz,
     });
-    let created = soft.create_vm(&VmSpec {
-        ram,
-        vcpus: 1,
-        arch,
-    })?;
-    let binder = created.vcpus.into_iter().next().ok_or("no vCPU")?;
-    let mut vcpu = binder.bind()?;
-    vcpu.load(&VcpuState::X86(Box::new(state)))?;
+    let created = soft.create_vm(&VmSpec { ram, vcpus, arch })?;
+    let ioapic = Ioapic::new(created.vm.clone());
+    let kicks: Vec<_> = created.vcpus.iter().map(|b| b.kicker()).collect();
+    let off = Arc::new(AtomicBool::new(false));
     let begin = Instant::now();
-    let mut console = Console {
-        out: std::io::stdout(),
-    };
-    let stop = vcpu.run(&mut console)?;
+    let threads: Vec<_> = (created.vcpus.into_iter().enumerate())
+        .map(|(i, binder)| {
+            let mut console = Console {
+                out: std::io::stdout(),
+                ioapic: ioapic.clone(),
+                stop: kicks[i].clone(),
+                off: off.clone(),
+            };
+            let state = if i == 0 {
+                state.clone()
+            } else {
+                X86VcpuState::reset(i as u8)
+            };
+            let kicks = kicks.clone();
+            std::thread::spawn(move || {
+                let mut vcpu = binder.bind()?;
+                vcpu.load(&VcpuState::X86(Box::new(state)))?;
+                let stop = vcpu.run(&mut console)?;
+                console.off.store(true, Ordering::SeqCst);
+                kicks.iter().for_each(|k| k.kick());
+                Ok::<_, HypervisorError>((stop, vcpu.save()?))
+            })
+        })
+        .collect();
     let mut err = std::io::stderr();
-    writeln!(err, "{stop:?} after {:?}", begin.elapsed())?;
-    if let VcpuState::X86(s) = vcpu.save()? {
-        writeln!(err, "{:#x?}\n{:#x?}", s.general, s.system)?;
+    for thread in threads {
+        let (stop, state) = thread.join().map_err(|_| "a vCPU thread panicked")??;
+        writeln!(err, "{stop:?} after {:?}", begin.elapsed())?;
+        if let (VcpuState::X86(s), true) = (state, stop == VcpuStop::TripleFault) {
+            writeln!(err, "{:#x?}\n{:#x?}", s.general, s.system)?;
+        }
     }
     Ok(())
 }
