@@ -12,12 +12,14 @@ use vmm_core::exit::{ExitHandler, PsciCall};
 use vmm_core::hypervisor::{
     ArchSpec, Hypervisor as _, HypervisorError, VcpuKick, VcpuStop, VmSpec, X86Spec,
 };
+use vmm_core::irq::Gsi;
 use vmm_core::ram::{GuestRam, RamBacking};
+use vmm_core::serial::Serial;
 use vmm_core::x86::{self, CpuProfile, Ioapic, X86VcpuState, layout};
 
 /// Just enough of a machine: a serial port that is always ready.
 struct Console {
-    out: std::io::Stdout,
+    serial: Arc<Serial>,
     ioapic: Arc<Ioapic>,
     stop: Arc<dyn VcpuKick>,
     off: Arc<AtomicBool>,
@@ -25,16 +27,14 @@ struct Console {
 
 impl ExitHandler for Console {
     fn pio_read(&mut self, port: u16, data: &mut [u8]) {
-        data.fill(match port {
-            0x3fd => 0x60,
-            0x3f8..=0x3ff => 0,
-            _ => 0xff,
-        });
+        match port.checked_sub(layout::SERIAL_PORT) {
+            Some(offset) if offset < layout::SERIAL_PORTS => self.serial.read(offset.into(), data),
+            _ => data.fill(0xff),
+        }
     }
     fn pio_write(&mut self, port: u16, data: &[u8]) {
-        if port == 0x3f8 {
-            let _ = self.out.write_all(data);
-            let _ = self.out.flush();
+        if (layout::SERIAL_PORT..layout::SERIAL_PORT + layout::SERIAL_PORTS).contains(&port) {
+            self.serial.write((port - layout::SERIAL_PORT).into(), data);
         } else if (layout::POWER_PORT..layout::POWER_PORT + 3).contains(&port) {
             self.off.store(true, Ordering::SeqCst);
             self.stop.kick();
@@ -95,13 +95,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     let created = soft.create_vm(&VmSpec { ram, vcpus, arch })?;
     let ioapic = Ioapic::new(created.vm.clone());
+    let line = ioapic.line(Gsi(layout::SERIAL_GSI)).ok_or("no such line")?;
+    let serial = Arc::new(Serial::new(Box::new(std::io::stdout()), line)?);
     let kicks: Vec<_> = created.vcpus.iter().map(|b| b.kicker()).collect();
     let off = Arc::new(AtomicBool::new(false));
     let begin = Instant::now();
     let threads: Vec<_> = (created.vcpus.into_iter().enumerate())
         .map(|(i, binder)| {
             let mut console = Console {
-                out: std::io::stdout(),
+                serial: serial.clone(),
                 ioapic: ioapic.clone(),
                 stop: kicks[i].clone(),
                 off: off.clone(),
