@@ -73,7 +73,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     let initramfs = args.next().map(std::fs::read).transpose()?;
 
-    let soft = soft_backend::open(soft_backend::SoftOptions::default())?;
+    let soft = soft_backend::open(
+        soft_backend::SoftOptions::default()
+            .with_deterministic(std::env::var_os("DETERMINISTIC").is_some()),
+    )?;
     let host = soft.capabilities().x86.clone().ok_or("no x86")?;
     let profile = match std::env::var("PROFILE") {
         Ok(name) => name.parse()?,

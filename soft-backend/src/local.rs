@@ -92,6 +92,17 @@ impl Cpu {
             || self.flag(IF) && self.lapic.deliverable().is_some()
     }
 
+    /// In deterministic mode a halted vCPU's time jumps to its timer. False if there is none.
+    pub(crate) fn skip_to_timer(&mut self) -> bool {
+        let (true, Some(deadline)) = (self.time.is_deterministic(), self.lapic.timer.deadline())
+        else {
+            return false;
+        };
+        let left = deadline.wrapping_sub(self.tsc()) as i64;
+        self.retired += left.max(0) as u64;
+        true
+    }
+
     /// How long the local timer still runs.
     pub(crate) fn time_to_timer(&self) -> Option<Duration> {
         let left = self.lapic.timer.deadline()?.wrapping_sub(self.tsc()) as i64;

@@ -96,6 +96,9 @@ impl SoftVcpu {
             if cpu.mp_state == MpState::Halted && cpu.wakes_from_halt() {
                 cpu.mp_state = MpState::Runnable;
             }
+            if cpu.mp_state == MpState::Halted && cpu.skip_to_timer() {
+                continue;
+            }
             if cpu.mp_state != MpState::Runnable {
                 return After::Wait {
                     seen,
