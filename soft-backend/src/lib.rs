@@ -1,4 +1,48 @@
-//! vCPUs run by a software CPU.
+//! vCPUs run by a software CPU: an x86-64 processor in Rust behind `vmm-core`'s vCPU traits.
+//!
+//! It runs where no hypervisor does: in containers, CI jobs and cloud machines. Guest, devices,
+//! clock and saved state are those of the other backends.
+//!
+//! # Model
+//!
+//! An interpreter of pre-decoded blocks. A block is a run of instructions of one physical page,
+//! each a function pointer and its operands; blocks are cached by physical address and dropped when
+//! their page is written, by the guest or (through the RAM's page flags) by a device. Memory is
+//! reached through a software TLB whose write tags double as dirty tracking. The processor is one
+//! of x86-64-v2 with local APIC (xAPIC) and kvm-clock; CPUID shows what the machine's profile says.
+//!
+//! vCPUs have a thread each, but one runs at a time: a baton goes round at HLT, PAUSE and after a
+//! number of instructions. With [`SoftOptions::with_deterministic`] time counts instructions.
+//!
+//! # Errors
+//!
+//! Guest code cannot make the backend fail: what a processor answers with a fault is a fault.
+//! [`vmm_core::hypervisor::HypervisorError`] is for specifications and saved state that this CPU
+//! cannot take.
+//!
+//! # Not here
+//!
+//! No virtual-8086 mode and no task switches, no AVX, no SMM, no performance counters. Data
+//! breakpoints are stored and never hit.
+//!
+//! # Example
+//!
+//! ```
+//! use vmm_core::hypervisor::{ArchSpec, Hypervisor, VmSpec, X86Spec};
+//! use vmm_core::ram::{GuestRam, RamBacking};
+//! use vmm_core::x86::{self, CpuProfile};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let soft = soft_backend::open(soft_backend::SoftOptions::default())?;
+//! let host = soft.capabilities().x86.clone().ok_or("no x86 guests")?;
+//! let (cpuid, msrs) = x86::build_profile(CpuProfile::V1, &host.cpuid)?;
+//! let ram = GuestRam::new(x86::ram_layout(32 << 20)?, &RamBacking::Anonymous)?;
+//! let arch = ArchSpec::X86(X86Spec { cpuid, msrs, tsc_khz: host.tsc_khz });
+//! let created = soft.create_vm(&VmSpec { ram, vcpus: 2, arch })?;
+//! assert_eq!(created.vcpus.len(), 2);
+//! # Ok(())
+//! # }
+//! ```
 
 mod backend;
 mod block;
@@ -18,6 +62,8 @@ mod pvclock;
 mod run;
 mod segments;
 pub mod simd;
+#[cfg(test)]
+mod tests;
 mod time;
 
 pub use backend::{SoftHypervisor, SoftOptions, open, probe};

@@ -21,6 +21,7 @@ pub(crate) struct Msrs {
     pub(crate) misc_enable: u64,
     pub(crate) mtrr_def_type: u64,
     pub(crate) apic_base: u64,
+    mtrr: [u64; MTRR_SLOTS],
 }
 
 /// PAT after reset.
@@ -48,8 +49,26 @@ impl Msrs {
             misc_enable: MISC_ENABLE_RESET,
             mtrr_def_type: 0,
             apic_base: APIC_BASE_RESET & !APIC_BASE_BSP | if bsp { APIC_BASE_BSP } else { 0 },
+            mtrr: [0; MTRR_SLOTS],
         }
     }
+}
+
+/// IA32_MTRRCAP: eight variable ranges, fixed ranges, write combining.
+const MTRR_CAP: u32 = 0xfe;
+const MTRR_CAP_VALUE: u64 = 0x508;
+/// Variable (16) and fixed (11) memory range registers.
+const MTRR_SLOTS: usize = 27;
+
+/// The place of a memory range register in [`Msrs::mtrr`].
+fn mtrr_slot(number: u32) -> Option<usize> {
+    Some(match number {
+        0x200..=0x20f => number as usize - 0x200,
+        0x250 => 16,
+        0x258 | 0x259 => number as usize - 0x258 + 17,
+        0x268..=0x26f => number as usize - 0x268 + 19,
+        _ => return None,
+    })
 }
 
 /// EFER bits that may be written.
@@ -139,6 +158,11 @@ impl Cpu {
         match number {
             // IA32_BIOS_SIGN_ID (microcode revision), IA32_PLATFORM_ID.
             0x8b | 0x17 => Some(0),
+            // IA32_MTRRCAP and the memory ranges: caching is not modelled, all is write-back.
+            MTRR_CAP => Some(MTRR_CAP_VALUE),
+            _ if mtrr_slot(number).is_some() => {
+                mtrr_slot(number).and_then(|i| self.msr.mtrr.get(i).copied())
+            }
             msr::KVM_SYSTEM_TIME => Some(self.clock.system_time),
             msr::KVM_WALL_CLOCK => Some(self.clock.wall_clock),
             _ => None,
@@ -150,6 +174,12 @@ impl Cpu {
             msr::KVM_SYSTEM_TIME => self.set_system_time(v),
             msr::KVM_WALL_CLOCK => self.set_wall_clock(v),
             0x8b => {}
+            _ if mtrr_slot(number).is_some() => {
+                let slot = mtrr_slot(number).and_then(|i| self.msr.mtrr.get_mut(i));
+                if let Some(slot) = slot {
+                    *slot = v;
+                }
+            }
             _ => return None,
         }
         Some(())

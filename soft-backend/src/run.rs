@@ -172,6 +172,9 @@ impl Engine<'_> {
 
     /// Runs blocks until something else is to be done.
     fn blocks(&mut self, single: bool, end: u64) -> Outcome {
+        if self.cpu.ram.ram.take_code_is_stale() {
+            self.cache.drop_stale(self.cpu);
+        }
         let mut id = match self.cache.find(self.cpu, single) {
             Ok(id) => id,
             Err(_) => return Outcome::Trap,

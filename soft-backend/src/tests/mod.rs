@@ -1,0 +1,8 @@
+//! Tests of the whole CPU: instruction by instruction against the host's, and small guests.
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod host;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod host_diff;
+mod rig;
+mod small_guests;
