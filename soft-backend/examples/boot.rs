@@ -13,6 +13,7 @@ use vmm_core::hypervisor::{
     ArchSpec, Hypervisor as _, HypervisorError, VcpuKick, VcpuStop, VmSpec, X86Spec,
 };
 use vmm_core::irq::Gsi;
+use vmm_core::power::{POWER_PORT, POWER_PORT_BYTES};
 use vmm_core::ram::{GuestRam, RamBacking};
 use vmm_core::serial::Serial;
 use vmm_core::x86::{self, CpuProfile, Ioapic, X86VcpuState, layout};
@@ -35,7 +36,7 @@ impl ExitHandler for Console {
     fn pio_write(&mut self, port: u16, data: &[u8]) {
         if (layout::SERIAL_PORT..layout::SERIAL_PORT + layout::SERIAL_PORTS).contains(&port) {
             self.serial.write((port - layout::SERIAL_PORT).into(), data);
-        } else if (layout::POWER_PORT..layout::POWER_PORT + 3).contains(&port) {
+        } else if (POWER_PORT..POWER_PORT + POWER_PORT_BYTES).contains(&port.into()) {
             self.off.store(true, Ordering::SeqCst);
             self.stop.kick();
         }
