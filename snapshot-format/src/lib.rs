@@ -8,6 +8,8 @@
 //!   those bytes and nothing else, so `b3sum point.record` prints it.
 //! * A stored record may have fields that this version does not know. They are skipped, and its id stays that of the
 //!   stored bytes: a [`Point`] is a record with the id it was stored under.
+//! * A [`Lineage`] is a point and its ancestors, and finds the one that `~2` or the beginning of an id names.
+//! * [`verify()`] lists everything that is wrong with a record.
 //! * [`StateRecord`] is one unit's saved state (a device, a vCPU, a clock); its bytes are numbered [`fields`], the codec
 //!   of all saved state.
 //!
@@ -59,15 +61,22 @@ mod codec;
 pub mod fields;
 mod id;
 pub mod limits;
+mod lineage;
+mod lineage_entry;
 mod point;
 mod record;
 mod state_record;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod time;
+pub mod verify;
 
 pub use chunk_map::{CHUNK_BYTES, ChunkMap, ChunkRef, MapError, chunks_in};
 pub use fields::FieldError;
 pub use id::{CheckpointId, IdPrefix, InvalidId, MIN_PREFIX_DIGITS, SHORT_ID_DIGITS};
 pub use limits::LimitError;
+pub use lineage::{Lineage, LineageError, ResolveError};
+pub use lineage_entry::{LineError, LineageEntry, MAX_LINE_BYTES};
 pub use point::{DecodeError, FORMAT_VERSION, MAGIC, Point, ReadError, WriteError};
 pub use record::{
     Blob, BootBlobs, DiskMap, HostContract, InFlightNote, MachineSpec, MemoryRegion, Part,
@@ -75,3 +84,4 @@ pub use record::{
 };
 pub use state_record::StateRecord;
 pub use time::WallTime;
+pub use verify::{ChunkLookup, Finding, Level, Problem, verify, verify_bytes, verify_states};

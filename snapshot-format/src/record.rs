@@ -8,7 +8,7 @@ use crate::time::WallTime;
 /// A saved moment of a machine: memory, disks, device and vCPU state, and what is needed to run them again.
 ///
 /// Plain data that a caller fills and reads. Values from a decoded record are within the limits of
-/// [`limits`](crate::limits), but otherwise untrusted: `verify` tells whether they fit one another.
+/// [`limits`](crate::limits), but otherwise untrusted: [`verify`](crate::verify()) tells whether they fit one another.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PointRecord {
     /// Name of the machine when it was saved.
