@@ -23,7 +23,7 @@ pub enum BackendError {
 }
 
 /// The backends in the order in which `auto` tries them.
-const PREFERENCE: [Backend; 3] = [Backend::Kvm, Backend::Hvf, Backend::Soft];
+pub(crate) const PREFERENCE: [Backend; 3] = [Backend::Kvm, Backend::Hvf, Backend::Soft];
 
 /// Asks a backend whether it can run kernels here.
 pub fn probe(backend: Backend) -> Result<(), HypervisorError> {

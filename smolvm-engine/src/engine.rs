@@ -493,6 +493,12 @@ impl Engine {
         })
     }
 
+    /// Ends a machine's processes at once, also while another call starts or stops it. Returns whether
+    /// there was anything to end.
+    pub fn force_off(&self, name: &MachineName) -> bool {
+        self.control(name, &Control::Stop { timeout_ms: 0 }).is_ok()
+    }
+
     /// Asks the supervisor; the stream is what came with its answer.
     fn control(
         &self,

@@ -152,6 +152,15 @@ pub enum EngineError {
         #[source]
         source: ClientError,
     },
+    /// Files could not be copied into or out of a machine.
+    #[error("nothing, or not everything, was copied between this host and {name}")]
+    Copy {
+        /// The machine.
+        name: MachineName,
+        /// Why.
+        #[source]
+        source: ClientError,
+    },
     /// The supervisor could not be reached or did not answer.
     #[error("the supervisor of {name} does not answer")]
     Supervisor {

@@ -40,9 +40,13 @@ mod artifact;
 pub mod backend;
 mod channel;
 mod chunk_base;
+mod console;
+mod copy;
 mod create;
+pub mod doctor;
 mod engine;
 mod error;
+mod exec;
 mod home;
 pub mod image;
 pub mod kernel;
@@ -54,6 +58,7 @@ mod supervisor;
 mod vmm;
 
 pub use agent_protocol;
+pub use artifact::time::format_utc;
 pub use channel::ChannelError;
 pub use create::CreateOptions;
 pub use engine::{
@@ -61,6 +66,7 @@ pub use engine::{
     StopOptions, Stopped,
 };
 pub use error::{EngineError, ErrorCode, chain};
+pub use exec::{ExecOptions, ExecSession, ExecWriter};
 pub use home::{Home, HomeError};
 pub use machine::{
     Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineDirError, MachineOrigin, MachineSpec,

@@ -13,8 +13,8 @@ pub(crate) fn now() -> String {
     )
 }
 
-/// Seconds since 1970 in ISO 8601.
-fn format_utc(seconds: u64) -> String {
+/// Seconds since 1970 as `2026-09-28T03:01:05Z`.
+pub fn format_utc(seconds: u64) -> String {
     let (days, rest) = (seconds / SECONDS_PER_DAY, seconds % SECONDS_PER_DAY);
     // Days are counted from 0000-03-01, so that leap days end a year; an era
     // is 400 years.

@@ -1,0 +1,175 @@
+//! The command line as the user types it.
+
+mod copy;
+mod create;
+mod exec;
+mod image;
+mod kernel;
+mod machine;
+mod system;
+mod unavailable;
+pub(crate) mod values;
+
+use std::ffi::OsString;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+pub(crate) use copy::{CopyArgs, Place};
+pub(crate) use create::{CreateArgs, MachineShape};
+pub(crate) use exec::{CommandArgs, ExecArgs, RunArgs, ShellArgs};
+pub(crate) use image::{ImageBuildArgs, ImageCommand, ImageImportArgs};
+pub(crate) use kernel::{KernelCommand, KernelImportArgs};
+pub(crate) use machine::{
+    CheckpointArgs, CheckpointLogArgs, DeleteArgs, LogsArgs, MachineCommand, Named, RenameArgs,
+    StartArgs, StopArgs,
+};
+pub(crate) use system::CompletionsArgs;
+pub(crate) use unavailable::Unavailable;
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "smolvm",
+    version,
+    about = "Linux machines with an undo button",
+    long_about = "Linux machines with an undo button.\n\n\
+        A machine is a small virtual computer of its own: kernel, memory, disk. Work in it with \
+        `exec`, `shell` and `cp`; save it, memory and disk at one instant, with `checkpoint`.",
+    after_help = "Begin with: smolvm machine start --name agent",
+    after_long_help = "Begin with: smolvm machine start --name agent\n\n\
+        Environment:\n  \
+        SMOLVM_HOME          where everything is kept [default: $XDG_DATA_HOME/smolvm, else ~/.local/share/smolvm]\n  \
+        SMOLVM_MACHINE_NAME  the machine that is meant where --name is left out\n  \
+        SMOLVM_BACKEND       default of --backend [default: auto]\n  \
+        SMOLVM_LOG           what is logged to stderr, for instance debug [default: warn]\n\n\
+        Exit codes:\n  \
+        0 done; 1 failed; 2 wrong usage; 130 interrupted.\n  \
+        run, exec and shell: the command's own; 124 timeout; 125 smolvm failed; 126 cannot be executed;\n  \
+        127 not found; 128+N ended by signal N.\n\n\
+        Data goes to stdout, everything else to stderr. With --json data is one object per line, and an\n\
+        error is one object on stderr.",
+    disable_help_subcommand = true,
+    max_term_width = 100
+)]
+pub(crate) struct Cli {
+    /// Print data, and errors, as JSON objects, one a line
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The groups of commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make machines, run them, work in them
+    #[command(subcommand)]
+    Machine(MachineCommand),
+    /// Images: what a machine's disk is made of
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Kernels: what a machine boots
+    #[command(subcommand)]
+    Kernel(KernelCommand),
+    /// Say what this host can do, and how to mend what it cannot
+    #[command(
+        long_about = "Say what this host can do, and how to mend what it cannot.\n\n\
+            Exit code 0 exactly when some backend can run a machine here."
+    )]
+    Doctor,
+    /// Print completions for a shell
+    Completions(CompletionsArgs),
+    #[command(hide = true)]
+    Serve(Unavailable),
+    #[command(hide = true)]
+    Mcp(Unavailable),
+}
+
+/// A command line that is not carried out.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    /// What clap says about it: help, version or a usage error.
+    pub(crate) error: clap::Error,
+    /// JSON was asked for.
+    pub(crate) json: bool,
+}
+
+/// Parses the program's arguments.
+pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Refusal> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    Cli::try_parse_from(&arguments).map_err(|error| {
+        let own = arguments.iter().take_while(|argument| *argument != "--");
+        let json = own.into_iter().any(|argument| argument == "--json");
+        Refusal { error, json }
+    })
+}
+
+/// The description of the whole command line, for completions.
+pub(crate) fn describe() -> clap::Command {
+    Cli::command()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Cli, clap::Error> {
+        let words = std::iter::once("smolvm").chain(line.split(' '));
+        parse(words.map(OsString::from)).map_err(|refusal| refusal.error)
+    }
+
+    #[test]
+    fn the_description_is_consistent() {
+        describe().debug_assert();
+    }
+
+    #[test]
+    fn the_spelling_that_users_know_is_understood() {
+        for line in [
+            "machine start --name agent --branchable",
+            "machine start --name agent --no-branchable --cold",
+            "machine checkpoint --name agent --store ./history -o ./x.checkpoint",
+            "machine exec --name agent -- ./do-step.sh step",
+            "machine exec --name agent -it -e A=b -w / -u nobody --timeout 5s -- sh",
+            "machine stop --name agent --timeout 3s",
+            "machine stop --all",
+            "machine delete --name agent -f",
+            "machine delete --all -f",
+            "machine create --name u --from ./x.checkpoint --at ~2",
+            "machine create --image debian --cpus 2 --mem 1G --disk 8G -e A=b -w /root --label a=b",
+            "machine checkpoint-log ./x.checkpoint",
+            "machine checkpoint-log --store ./history --machine agent",
+            "machine run --image debian -- true",
+            "machine ls --json",
+            "machine status",
+            "machine cp ./a agent:/root/a",
+            "machine logs -f --name agent",
+            "kernel import ./k.deb",
+            "kernel import default",
+            "image build debian --include gcc,make",
+        ] {
+            assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
+        }
+    }
+
+    #[test]
+    fn wrong_usage_is_refused() {
+        for line in [
+            "machine",
+            "machine exec --name agent",
+            "machine exec --name agent -e =x -- true",
+            "machine create --mem 12",
+            "machine create --mem 1Q",
+            "machine create --backend cloud",
+            "machine create --name ../x",
+            "machine create --image a --from ./x.checkpoint",
+            "machine create --at ~1",
+            "machine stop --all --name agent",
+            "machine delete --all --name agent",
+            "machine cp ./a ./b",
+            "machine run --image debian",
+        ] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+}

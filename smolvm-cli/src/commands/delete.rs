@@ -1,0 +1,71 @@
+//! `machine delete`.
+
+use serde_json::json;
+use smolvm_engine::{Engine, EngineError, MachineName};
+
+use crate::args::DeleteArgs;
+use crate::failure::Failure;
+use crate::output::{Printer, object};
+
+/// `machine delete`.
+pub(crate) fn delete(engine: &Engine, printer: &Printer, args: DeleteArgs) -> Result<(), Failure> {
+    if args.all {
+        return delete_all(engine, printer, args.force);
+    }
+    let name = engine.resolve(args.machine.name)?;
+    // An unknown name is told before anything is asked.
+    engine.machine(&name)?;
+    let question = format!("Delete '{name}' with all its files?");
+    if !args.force && !ask(printer, &question, &format!("--name {name}"))? {
+        printer.note("Nothing deleted");
+        return Ok(());
+    }
+    engine.delete(&name, args.force)?;
+    report(printer, &name)
+}
+
+fn delete_all(engine: &Engine, printer: &Printer, force: bool) -> Result<(), Failure> {
+    let names = engine.machine_names()?;
+    if names.is_empty() {
+        printer.note("There are no machines");
+        return Ok(());
+    }
+    let question = format!("Delete all {} machines with their files?", names.len());
+    if !force && !ask(printer, &question, "--all")? {
+        printer.note("Nothing deleted");
+        return Ok(());
+    }
+    let mut failed = 0;
+    for name in names {
+        match engine.delete(&name, force) {
+            // Somebody else deleted it.
+            Ok(()) | Err(EngineError::NoMachine { .. }) => report(printer, &name)?,
+            Err(error) => {
+                failed += 1;
+                printer.warning(&smolvm_engine::chain(&error));
+            }
+        }
+    }
+    if failed > 0 {
+        return Err(Failure::Partly {
+            what: format!("{failed} machines were not deleted"),
+        });
+    }
+    Ok(())
+}
+
+fn ask(printer: &Printer, question: &str, what: &str) -> Result<bool, Failure> {
+    printer.confirm(question)?.ok_or_else(|| Failure::Usage {
+        what: "deleting needs a confirmation, and there is no terminal to ask on".to_owned(),
+        hint: Some(format!(
+            "confirm it with -f: smolvm machine delete {what} -f"
+        )),
+    })
+}
+
+fn report(printer: &Printer, name: &MachineName) -> Result<(), Failure> {
+    printer.result(
+        object(json!({"name": name.as_str(), "deleted": true})),
+        &format!("Deleted '{name}'"),
+    )
+}

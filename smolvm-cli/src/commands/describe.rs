@@ -1,0 +1,92 @@
+//! Machines in words and as objects.
+
+use serde_json::{Value, json};
+use smolvm_engine::{MachineInfo, MachineOrigin, MachineState, format_utc};
+
+use crate::output::Object;
+
+/// Digits of an id that are shown.
+const SHORT_ID: usize = 12;
+
+/// What a machine was made from.
+pub(crate) fn origin(origin: &MachineOrigin) -> String {
+    match origin {
+        MachineOrigin::Image { image, .. } => format!("image {image}"),
+        MachineOrigin::Point { id, machine } => format!("point {} of {machine}", short(id)),
+        _ => "elsewhere".to_owned(),
+    }
+}
+
+/// The beginning of an id.
+pub(crate) fn short(id: &str) -> &str {
+    id.get(..SHORT_ID).unwrap_or(id)
+}
+
+/// The state, with its reason.
+pub(crate) fn state(state: &MachineState) -> String {
+    match state {
+        MachineState::Failed { reason } => format!("failed: {reason}"),
+        state => state.word().to_owned(),
+    }
+}
+
+/// A machine for programs.
+pub(crate) fn object_of(machine: &MachineInfo) -> Value {
+    let reason = match &machine.state {
+        MachineState::Failed { reason } => Some(reason.as_str()),
+        _ => None,
+    };
+    let (image, kernel, point) = match &machine.origin {
+        MachineOrigin::Image { image, kernel } => (Some(image), Some(kernel), None),
+        MachineOrigin::Point { id, .. } => (None, None, Some(id)),
+        _ => (None, None, None),
+    };
+    let spec = &machine.spec;
+    json!({
+        "name": machine.name.as_str(),
+        "state": machine.state.word(),
+        "reason": reason,
+        "ready": machine.ready,
+        "backend": machine.backend.as_deref().unwrap_or(spec.backend.name()),
+        "cpus": machine.vcpus.or(spec.cpus),
+        "memory_bytes": spec.memory_bytes,
+        "disk_bytes": spec.disk_bytes,
+        "cpu": spec.cpu,
+        "image": image,
+        "kernel": kernel,
+        "from": point,
+        "branched_from": Value::Null,
+        "head": machine.head,
+        "created": format_utc(machine.created_unix),
+        "started": machine.started_unix.map(format_utc),
+        "out_of_memory": machine.out_of_memory,
+        "labels": spec.labels,
+        "environment": spec.environment,
+        "working_directory": spec.working_directory,
+    })
+}
+
+/// The same as a printable object.
+pub(crate) fn object(machine: &MachineInfo) -> Object {
+    crate::output::object(object_of(machine))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_carry_their_reason() {
+        let failed = MachineState::Failed {
+            reason: "kernel panic".to_owned(),
+        };
+        assert_eq!(state(&failed), "failed: kernel panic");
+        assert_eq!(state(&MachineState::Stopped), "stopped");
+    }
+
+    #[test]
+    fn ids_are_shortened() {
+        assert_eq!(short("c4c23a7c6d3a99999"), "c4c23a7c6d3a");
+        assert_eq!(short("c4"), "c4");
+    }
+}

@@ -1,0 +1,134 @@
+//! `machine ls` and `machine status`.
+
+use smolvm_engine::{Engine, EngineError, MachineInfo, MachineState, format_utc};
+
+use super::describe;
+use crate::args::Named;
+use crate::failure::Failure;
+use crate::output::{self, Printer, Table};
+
+/// What a column without a value shows.
+const NOTHING: &str = "-";
+
+/// `machine ls`. A machine that cannot be read does not hide the others.
+pub(crate) fn list(engine: &Engine, printer: &Printer) -> Result<(), Failure> {
+    let mut table = Table::new([
+        "NAME",
+        "STATE",
+        "BACKEND",
+        "CPUS",
+        "MEM",
+        "DISK",
+        "FROM",
+        "CREATED",
+        "BRANCHED FROM",
+    ]);
+    let (mut objects, mut unreadable) = (Vec::new(), 0);
+    for name in engine.machine_names()? {
+        match engine.machine(&name) {
+            Ok(machine) => {
+                table.row(row(&machine));
+                objects.push(describe::object(&machine));
+            }
+            // Deleted since it was listed.
+            Err(EngineError::NoMachine { .. }) => {}
+            Err(error) => {
+                unreadable += 1;
+                printer.warning(&format!("{name}: {}", smolvm_engine::chain(&error)));
+            }
+        }
+    }
+    printer.results(objects, table)?;
+    if unreadable > 0 {
+        return Err(Failure::Partly {
+            what: format!("{unreadable} machines could not be read"),
+        });
+    }
+    Ok(())
+}
+
+fn row(machine: &MachineInfo) -> [String; 9] {
+    let spec = &machine.spec;
+    let cpus = machine.vcpus.or(spec.cpus);
+    [
+        machine.name.to_string(),
+        machine.state.word().to_owned(),
+        machine
+            .backend
+            .clone()
+            .unwrap_or_else(|| spec.backend.to_string()),
+        cpus.map_or_else(|| NOTHING.to_owned(), |cpus| cpus.to_string()),
+        output::bytes(spec.memory_bytes),
+        output::bytes(spec.disk_bytes),
+        describe::origin(&machine.origin),
+        format_utc(machine.created_unix),
+        NOTHING.to_owned(),
+    ]
+}
+
+/// `machine status`.
+pub(crate) fn status(engine: &Engine, printer: &Printer, args: Named) -> Result<(), Failure> {
+    let name = engine.resolve(args.name)?;
+    let machine = engine.machine(&name)?;
+    if printer.is_json() {
+        return printer.result(describe::object(&machine), "");
+    }
+    for (key, value) in lines(&machine) {
+        printer.line(&format!("{key:<11}{value}"))?;
+    }
+    if matches!(machine.state, MachineState::Failed { .. }) {
+        printer.note(&format!(
+            "hint: see its console with: smolvm machine logs --name {name}"
+        ));
+    }
+    Ok(())
+}
+
+fn lines(machine: &MachineInfo) -> Vec<(&'static str, String)> {
+    let spec = &machine.spec;
+    let cpus = machine.vcpus.or(spec.cpus);
+    let mut lines = vec![
+        ("name", machine.name.to_string()),
+        ("state", describe::state(&machine.state)),
+        ("from", describe::origin(&machine.origin)),
+        ("created", format_utc(machine.created_unix)),
+        (
+            "backend",
+            machine
+                .backend
+                .clone()
+                .unwrap_or_else(|| spec.backend.to_string()),
+        ),
+        (
+            "cpus",
+            cpus.map_or_else(
+                || "the backend's default".to_owned(),
+                |cpus| cpus.to_string(),
+            ),
+        ),
+        ("memory", output::bytes(spec.memory_bytes)),
+        ("disk", output::bytes(spec.disk_bytes)),
+    ];
+    if machine.state == MachineState::Running {
+        lines.push(("answers", output::yes_no(machine.ready).to_owned()));
+    }
+    let optional = [
+        ("started", machine.started_unix.map(format_utc)),
+        ("head", machine.head.clone()),
+        ("no memory", machine.out_of_memory.clone()),
+        ("directory", spec.working_directory.clone()),
+    ];
+    lines.extend(
+        optional
+            .into_iter()
+            .filter_map(|(key, value)| Some((key, value?))),
+    );
+    let pairs = |key, map: &std::collections::BTreeMap<String, String>| {
+        map.iter()
+            .map(|(name, value)| (key, format!("{name}={value}")))
+            .collect::<Vec<_>>()
+    };
+    lines.extend(pairs("label", &spec.labels));
+    lines.extend(pairs("variable", &spec.environment));
+    lines
+}

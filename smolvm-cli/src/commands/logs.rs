@@ -1,0 +1,32 @@
+//! `machine logs`.
+
+use std::io::{self, IsTerminal, Write};
+
+use smolvm_engine::{Engine, EngineError};
+
+use crate::args::LogsArgs;
+use crate::failure::Failure;
+use crate::output::{self, ConsoleFilter};
+
+/// `machine logs`: the bytes as they are, but nothing that steers a terminal to a terminal.
+pub(crate) fn logs(engine: &Engine, args: LogsArgs) -> Result<(), Failure> {
+    let name = engine.resolve(args.machine.name)?;
+    let stdout = output::raw_stdout()?;
+    let mut to: Box<dyn Write> = if io::stdout().is_terminal() {
+        Box::new(ConsoleFilter::new(stdout))
+    } else {
+        Box::new(stdout)
+    };
+    let mut failed = None;
+    let result = engine.read_console(&name, args.follow, &mut |bytes| {
+        to.write_all(bytes).map_err(|error| {
+            let kind = error.kind();
+            failed = Some(error);
+            kind.into()
+        })
+    });
+    match (result, failed) {
+        (Err(EngineError::Io { .. }), Some(error)) => Err(Failure::Output(error)),
+        (result, _) => Ok(result?),
+    }
+}

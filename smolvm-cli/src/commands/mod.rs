@@ -1,0 +1,95 @@
+//! What each command does: typed options in, calls of the engine, results out.
+
+mod checkpoint;
+mod copy;
+mod create;
+mod delete;
+mod describe;
+mod exec;
+mod image;
+mod kernel;
+mod list;
+mod logs;
+mod run;
+mod session;
+mod start;
+mod stop;
+mod system;
+mod terminal;
+
+use std::process::ExitCode;
+
+use smolvm_engine::{Engine, EngineOptions};
+
+use crate::args::{Command, MachineCommand};
+use crate::failure::Failure;
+use crate::output::Printer;
+
+/// Carries out a command; the exit code where it is not simply success.
+pub(crate) fn run(command: Command, printer: &Printer) -> Result<ExitCode, Failure> {
+    let engine = || -> Result<Engine, Failure> {
+        let options = EngineOptions::from_environment()?;
+        Ok(Engine::open(options)?)
+    };
+    match command {
+        Command::Machine(command) => machine(command, &engine, printer),
+        Command::Image(command) => image::run(command, &engine()?, printer),
+        Command::Kernel(command) => kernel::run(command, &engine()?, printer),
+        Command::Doctor => system::doctor(&engine()?, printer),
+        Command::Completions(args) => system::completions(&args),
+        Command::Serve(_) => later("`serve`"),
+        Command::Mcp(_) => later("`mcp`"),
+    }
+}
+
+fn machine(
+    command: MachineCommand,
+    engine: &dyn Fn() -> Result<Engine, Failure>,
+    printer: &Printer,
+) -> Result<ExitCode, Failure> {
+    let done = |()| ExitCode::SUCCESS;
+    match command {
+        MachineCommand::Run(args) => {
+            let engine = engine().map_err(Failure::around_command)?;
+            run::run(&engine, printer, *args).map_err(Failure::around_command)
+        }
+        MachineCommand::Exec(args) => {
+            let engine = engine().map_err(Failure::around_command)?;
+            exec::exec(&engine, printer, args).map_err(Failure::around_command)
+        }
+        MachineCommand::Shell(args) => {
+            let engine = engine().map_err(Failure::around_command)?;
+            exec::shell(&engine, printer, args).map_err(Failure::around_command)
+        }
+        MachineCommand::Create(args) => create::create(&engine()?, printer, *args).map(done),
+        MachineCommand::Start(args) => start::start(&engine()?, printer, args).map(done),
+        MachineCommand::Stop(args) => stop::stop(&engine()?, printer, args).map(done),
+        MachineCommand::Delete(args) => delete::delete(&engine()?, printer, args).map(done),
+        MachineCommand::Rename(args) => create::rename(&engine()?, printer, args).map(done),
+        MachineCommand::Cp(args) => copy::copy(&engine()?, printer, args).map(done),
+        MachineCommand::Logs(args) => logs::logs(&engine()?, args).map(done),
+        MachineCommand::Ls => list::list(&engine()?, printer).map(done),
+        MachineCommand::Status(args) => list::status(&engine()?, printer, args).map(done),
+        MachineCommand::Checkpoint(args) => {
+            checkpoint::checkpoint(&engine()?, printer, args).map(done)
+        }
+        MachineCommand::CheckpointLog(args) => checkpoint::log(&engine()?, printer, args).map(done),
+        MachineCommand::Undo(_) => later("`machine undo`"),
+        MachineCommand::Try(_) => later("`machine try`"),
+        MachineCommand::Branch(_) => later("`machine branch`"),
+        MachineCommand::BranchRelease(_) => later("`machine branch-release`"),
+        MachineCommand::Autosave(_) => later("`machine autosave`"),
+        MachineCommand::Pause(_) => later("`machine pause`"),
+        MachineCommand::Resume(_) => later("`machine resume`"),
+        MachineCommand::CheckpointDiff(_) => later("`machine checkpoint-diff`"),
+        MachineCommand::CheckpointVerify(_) => later("`machine checkpoint-verify`"),
+        MachineCommand::CheckpointPrune(_) => later("`machine checkpoint-prune`"),
+        MachineCommand::CheckpointExport(_) => later("`machine checkpoint-export`"),
+        MachineCommand::CheckpointImport(_) => later("`machine checkpoint-import`"),
+        MachineCommand::Tree(_) => later("`machine tree`"),
+    }
+}
+
+fn later(what: &str) -> Result<ExitCode, Failure> {
+    Err(Failure::not_available(what))
+}

@@ -1,0 +1,93 @@
+//! `machine stop`.
+
+use std::thread;
+
+use serde_json::json;
+use smolvm_engine::{Engine, EngineError, MachineName, MachineState, StopOptions, Stopped};
+
+use crate::args::StopArgs;
+use crate::failure::Failure;
+use crate::output::{self, Printer, object};
+
+/// `machine stop`.
+pub(crate) fn stop(engine: &Engine, printer: &Printer, args: StopArgs) -> Result<(), Failure> {
+    let options = StopOptions::with_timeout(args.timeout);
+    if args.all {
+        return stop_all(engine, printer, options);
+    }
+    let name = engine.resolve(args.machine.name)?;
+    let spinner = printer.spinner(&format!("stopping {name}"));
+    let stopped = engine.stop(&name, options);
+    drop(spinner);
+    report(printer, &name, stopped?, options)
+}
+
+/// Stops all machines that run, at the same time.
+fn stop_all(engine: &Engine, printer: &Printer, options: StopOptions) -> Result<(), Failure> {
+    let running: Vec<MachineName> = engine
+        .machines()?
+        .into_iter()
+        .filter(|machine| machine.state == MachineState::Running)
+        .map(|machine| machine.name)
+        .collect();
+    if running.is_empty() {
+        printer.note("No machine runs");
+        return Ok(());
+    }
+    let spinner = printer.spinner("stopping all machines");
+    let results: Vec<_> = thread::scope(|scope| {
+        let stops: Vec<_> = running
+            .iter()
+            .map(|name| scope.spawn(|| engine.stop(name, options)))
+            .collect();
+        stops
+            .into_iter()
+            .map(thread::ScopedJoinHandle::join)
+            .collect()
+    });
+    drop(spinner);
+    let mut failed = 0;
+    for (name, result) in running.iter().zip(results) {
+        match result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+            Ok(stopped) => report(printer, name, stopped, options)?,
+            // Deleted meanwhile: it does not run.
+            Err(EngineError::NoMachine { .. }) => {}
+            Err(error) => {
+                failed += 1;
+                printer.warning(&smolvm_engine::chain(&error));
+            }
+        }
+    }
+    if failed > 0 {
+        return Err(Failure::Partly {
+            what: format!("{failed} machines were not stopped"),
+        });
+    }
+    Ok(())
+}
+
+fn report(
+    printer: &Printer,
+    name: &MachineName,
+    stopped: Stopped,
+    options: StopOptions,
+) -> Result<(), Failure> {
+    if stopped.forced {
+        printer.warning(&format!(
+            "'{name}' did not shut down by itself within {} and was ended",
+            output::seconds(options.timeout)
+        ));
+    }
+    let line = if stopped.was_stopped {
+        format!("'{name}' did not run")
+    } else {
+        format!("Stopped '{name}'")
+    };
+    let result = json!({
+        "name": name.as_str(),
+        "state": "stopped",
+        "was_stopped": stopped.was_stopped,
+        "forced": stopped.forced,
+    });
+    printer.result(object(result), &line)
+}

@@ -1,0 +1,58 @@
+//! Quantities as people read them.
+
+use std::time::Duration;
+
+/// A number of bytes: `401 MiB`, `18.4 MiB`, `8 GiB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let exponent = (bytes.ilog2() / 10).min(UNITS.len() as u32);
+    let value = bytes as f64 / (1_u64 << (10 * exponent)) as f64;
+    let unit = UNITS[exponent as usize - 1];
+    if value >= 100.0 || value.fract() < 0.05 {
+        format!("{value:.0} {unit}")
+    } else {
+        format!("{value:.1} {unit}")
+    }
+}
+
+/// A time in seconds as people say it: `10 s`, `0.5 s`.
+pub(crate) fn seconds(time: Duration) -> String {
+    if time.subsec_millis() == 0 {
+        format!("{} s", time.as_secs())
+    } else {
+        format!("{:.1} s", time.as_secs_f64())
+    }
+}
+
+/// `yes` or `no`.
+pub(crate) fn yes_no(value: bool) -> &'static str {
+    if value { "yes" } else { "no" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_readable() {
+        for (value, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1 << 30, "1 GiB"),
+            (401 << 20, "401 MiB"),
+            (19_293_798, "18.4 MiB"),
+            (u64::MAX, "16384 PiB"),
+        ] {
+            assert_eq!(bytes(value), text);
+        }
+    }
+
+    #[test]
+    fn times_are_readable() {
+        assert_eq!(seconds(Duration::from_secs(10)), "10 s");
+        assert_eq!(seconds(Duration::from_millis(500)), "0.5 s");
+    }
+}

@@ -1,0 +1,73 @@
+//! Files and trees between this host and a machine.
+
+use std::ffi::OsStr;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use agent_protocol::client::ClientError;
+use agent_protocol::message::{CopyIn, CopyReport, Owner};
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::name::MachineName;
+use crate::progress::{Phase, Progress};
+
+/// Who owns what is copied into a machine.
+const ROOT: Owner = Owner { uid: 0, gid: 0 };
+
+impl Engine {
+    /// Copies the file or tree at `source` here into a machine: into `target` if that is a directory
+    /// there, else as it. Everything made belongs to root; modes, times, links and holes are kept.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::WrongState`], [`EngineError::Agent`]. What could be copied only in part is in
+    /// the report and no error.
+    pub fn copy_in(
+        &self,
+        name: &MachineName,
+        source: &Path,
+        target: &OsStr,
+        progress: &dyn Progress,
+    ) -> Result<CopyReport, EngineError> {
+        let agent = self.connect_agent(name)?;
+        let phase = Phase::begin(progress, &format!("copying to {name}"), None);
+        let request = CopyIn {
+            target: target.as_bytes().into(),
+            owner: Some(ROOT),
+        };
+        let mut advance = |bytes| {
+            phase.advance(bytes);
+            ControlFlow::Continue(())
+        };
+        agent
+            .copy_in(source, request, &mut advance)
+            .map_err(copy_error(name))
+    }
+
+    /// Copies the file or tree at `source` in a machine to this host: into `target` if that is a
+    /// directory, else as it. Everything made belongs to the caller; devices are left out.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::copy_in`].
+    pub fn copy_out(
+        &self,
+        name: &MachineName,
+        source: &OsStr,
+        target: &Path,
+        progress: &dyn Progress,
+    ) -> Result<CopyReport, EngineError> {
+        let agent = self.connect_agent(name)?;
+        let phase = Phase::begin(progress, &format!("copying from {name}"), None);
+        agent
+            .copy_out(source.as_bytes(), target, &mut |bytes| phase.advance(bytes))
+            .map_err(copy_error(name))
+    }
+}
+
+fn copy_error(name: &MachineName) -> impl FnOnce(ClientError) -> EngineError + use<> {
+    let name = name.clone();
+    move |source| EngineError::Copy { name, source }
+}
