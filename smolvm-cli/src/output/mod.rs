@@ -1,7 +1,7 @@
 //! Everything that is printed: the only place that writes to stdout and stderr.
 //!
 //! Data goes to stdout, everything else to stderr. What came from guests, files or the host may hold
-//! anything: it is made [`harmless`] here, whoever prints it.
+//! anything: it is made [`harmless()`] here, whoever prints it.
 
 mod harmless;
 mod json;
