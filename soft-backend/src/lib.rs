@@ -50,6 +50,7 @@ mod cpu;
 mod decode;
 mod exceptions;
 pub mod fpu;
+mod host_tsc;
 mod int;
 mod invalidate;
 mod lapic;

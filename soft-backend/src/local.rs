@@ -22,6 +22,14 @@ impl Cpu {
         self.time.read(self.retired)
     }
 
+    /// Follows another vCPU's TSC; the timer keeps the time that is left.
+    pub(crate) fn adopt_time(&mut self, time: crate::time::Tsc) {
+        let before = self.tsc();
+        self.time = time;
+        let by = self.tsc().wrapping_sub(before);
+        self.lapic.timer.shift(by);
+    }
+
     /// Moves what others sent into the APIC's registers.
     fn collect(&mut self) {
         let Some(post) = self.router.inboxes[self.index].take() else {

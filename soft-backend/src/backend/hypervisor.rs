@@ -63,7 +63,7 @@ pub fn open(options: SoftOptions) -> Result<SoftHypervisor, HypervisorError> {
     let mut capabilities = Capabilities::new(MAX_VCPUS, true, crate::mem::PAGE);
     capabilities.x86 = Some(X86Capabilities {
         cpuid: supported_cpuid(),
-        tsc_khz: DEFAULT_TSC_KHZ,
+        tsc_khz: crate::host_tsc::khz().unwrap_or(DEFAULT_TSC_KHZ),
         tsc_scaling: true,
     });
     Ok(SoftHypervisor {

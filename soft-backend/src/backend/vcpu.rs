@@ -164,6 +164,11 @@ impl Vcpu for SoftVcpu {
         let mut held = self.vm.baton.take_now();
         let Machine { cache, cpus } = &mut *held;
         super::state::load(&mut cpus[self.index], state)?;
+        // All vCPUs have one TSC; that of the first counts.
+        let time = cpus[0].time;
+        for cpu in cpus.iter_mut() {
+            cpu.adopt_time(time);
+        }
         // Memory may be another one as well.
         cache.clear(&mut cpus[self.index]);
         Ok(())

@@ -105,6 +105,11 @@ impl Timer {
         true
     }
 
+    /// The TSC was moved by this much.
+    pub(crate) fn shift(&mut self, by: u64) {
+        self.deadline = self.deadline.map(|d| d.wrapping_add(by));
+    }
+
     pub(crate) fn load(&mut self, periodic: bool, divide: u32, initial: u32, left: u32, now: u64) {
         self.periodic = periodic;
         self.divide = divide & 0b1011;
