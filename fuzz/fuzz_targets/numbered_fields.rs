@@ -1,0 +1,4 @@
+//! libFuzzer target of `snapshot_format::testing::fields`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| snapshot_format::testing::fields(data));
