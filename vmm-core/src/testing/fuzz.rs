@@ -237,25 +237,26 @@ pub fn fuzz_serial(input: &[u8]) {
     assert_eq!(serial.save().expect("as before"), saved);
 }
 
+/// Random inputs, the same on every run (xorshift64*).
+#[cfg(test)]
+pub(super) fn inputs(count: u64, body: impl Fn(&[u8])) {
+    for seed in 1..=count {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let input: Vec<u8> = (0..2048)
+            .map(|_| {
+                state ^= state >> 12;
+                state ^= state << 25;
+                state ^= state >> 27;
+                (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 56) as u8
+            })
+            .collect();
+        body(&input);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Random inputs, the same on every run (xorshift64*).
-    fn inputs(count: u64, body: fn(&[u8])) {
-        for seed in 1..=count {
-            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let input: Vec<u8> = (0..2048)
-                .map(|_| {
-                    state ^= state >> 12;
-                    state ^= state << 25;
-                    state ^= state >> 27;
-                    (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 56) as u8
-                })
-                .collect();
-            body(&input);
-        }
-    }
 
     #[test]
     fn hostile_blk_driver() {
