@@ -37,13 +37,25 @@ const NO_LINK: Link = Link {
     id: 0,
 };
 
-/// Decoded code.
+/// Decoded code: what running it needs, in one cache line.
+#[repr(align(64))]
 pub(crate) struct Block {
     pub(crate) ops: Box<[Op]>,
+    links: [Link; 2],
     /// Instructions (the closing operation is none).
     pub(crate) count: u32,
+    /// The last two instructions run as one operation, which stands in the place of the first.
+    pub(crate) fused: bool,
+    /// It is one instruction that crosses a page end.
+    crossing: bool,
+}
+
+const _: () = assert!(size_of::<Block>() == 64);
+
+/// What is needed to find and drop a block.
+#[derive(Clone, Copy)]
+struct Place {
     key: u64,
-    links: [Link; 2],
     /// Physical page of the second half of an instruction that crosses a page end.
     second_page: Option<u64>,
 }
@@ -72,6 +84,8 @@ type AddressMap<V> = HashMap<u64, V, BuildHasherDefault<AddressHasher>>;
 /// The blocks of a machine.
 pub(crate) struct CodeCache {
     pub(crate) blocks: Vec<Block>,
+    /// Of the block of the same number.
+    places: Vec<Place>,
     free: Vec<BlockId>,
     by_key: AddressMap<BlockId>,
     by_page: AddressMap<Vec<BlockId>>,
@@ -121,6 +135,7 @@ impl CodeCache {
     pub(crate) fn new() -> Self {
         CodeCache {
             blocks: Vec::new(),
+            places: Vec::new(),
             free: Vec::new(),
             by_key: AddressMap::default(),
             by_page: AddressMap::default(),
@@ -149,7 +164,7 @@ impl CodeCache {
             Some(id) => *id,
             None => self.build(cpu, at, pa, single)?,
         };
-        if let Some(second) = self.blocks[id as usize].second_page {
+        if let Some(second) = self.places[id as usize].second_page {
             // The second page may be mapped elsewhere by now.
             let next = cpu.fetch_page((at & !(PAGE - 1)).wrapping_add(PAGE))?;
             if next & !(PAGE - 1) != second {
@@ -179,7 +194,7 @@ impl CodeCache {
         let before = self.epoch;
         let id = self.find(cpu, false)?;
         // A crossing block must be looked up each time; a changed cache may have dropped `from`.
-        if self.blocks[id as usize].second_page.is_none() && self.epoch == before {
+        if !self.blocks[id as usize].crossing && self.epoch == before {
             self.blocks[from as usize].links[n] = Link {
                 context: cpu.code_context,
                 id,
@@ -217,19 +232,24 @@ impl CodeCache {
             (None, off as u64)
         };
         let count = ops.len() as u32;
+        let fused = crate::decode::fuse(&mut ops);
         ops.push(fall_through(off as u16));
         let block = Block {
             ops: ops.into_boxed_slice(),
             count,
-            key: key(pa, cpu.mode, single),
+            fused,
             links: [NO_LINK; 2],
+            crossing: second_page.is_some(),
+        };
+        let place = Place {
+            key: key(pa, cpu.mode, single),
             second_page,
         };
         self.note_code(cpu, pa, len);
         if let Some(second) = second_page {
             self.note_code(cpu, second, off as u64 - len);
         }
-        Ok(self.insert(block, pa, second_page))
+        Ok(self.insert(block, place, pa))
     }
 
     fn window(cpu: &mut Cpu, pa: u64) -> R<Window> {
@@ -286,21 +306,22 @@ impl CodeCache {
         }
     }
 
-    fn insert(&mut self, block: Block, pa: u64, second: Option<u64>) -> BlockId {
-        let k = block.key;
+    fn insert(&mut self, block: Block, place: Place, pa: u64) -> BlockId {
         let id = match self.free.pop() {
             Some(id) => {
                 self.blocks[id as usize] = block;
+                self.places[id as usize] = place;
                 id
             }
             None => {
                 self.blocks.push(block);
+                self.places.push(place);
                 (self.blocks.len() - 1) as BlockId
             }
         };
-        self.by_key.insert(k, id);
+        self.by_key.insert(place.key, id);
         self.by_page.entry(pa >> 12).or_default().push(id);
-        if let Some(second) = second {
+        if let Some(second) = place.second_page {
             self.by_page.entry(second >> 12).or_default().push(id);
         }
         id
@@ -312,8 +333,9 @@ impl CodeCache {
             return;
         }
         b.ops = Box::new([]);
-        let pages = [Some(b.key >> 15), b.second_page.map(|p| p >> 12)];
-        self.by_key.remove(&b.key);
+        let place = self.places[id as usize];
+        let pages = [Some(place.key >> 15), place.second_page.map(|p| p >> 12)];
+        self.by_key.remove(&place.key);
         for p in pages.into_iter().flatten() {
             if let Some(ids) = self.by_page.get_mut(&p) {
                 ids.retain(|i| *i != id);
@@ -345,6 +367,7 @@ impl CodeCache {
         }
         self.by_key.clear();
         self.blocks.clear();
+        self.places.clear();
         self.free.clear();
         self.changed(cpu);
     }

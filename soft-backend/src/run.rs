@@ -219,7 +219,8 @@ impl Engine<'_> {
             match (op.run)(self.cpu, op) {
                 Ok(Flow::Next) => {}
                 Ok(flow) => {
-                    self.cpu.retired += (i as u64 + 1).min(u64::from(block.count));
+                    let run = i as u64 + 1 + u64::from(block.fused);
+                    self.cpu.retired += run.min(u64::from(block.count));
                     return Ok(flow);
                 }
                 Err(t) => {

@@ -4,6 +4,7 @@
 //! table knows (AVX, instructions of later levels) becomes #UD, as on a processor without it.
 
 mod branch;
+mod fusion;
 mod integer;
 pub(crate) mod op;
 mod operand;
@@ -14,6 +15,7 @@ mod system;
 use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
 
 use crate::cpu::Mode;
+pub(crate) use fusion::fuse;
 use op::{Op, OpFn};
 
 /// The longest instruction.
