@@ -27,6 +27,9 @@ const GUEST_CID: u64 = 3;
 /// How long a VMM that was told to end may take.
 const QUIT_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long commands may still be answered after the machine's end.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+
 /// What a supervisor tells whoever started it; the last thing before it only serves commands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum StartReport {
@@ -88,9 +91,26 @@ struct Live {
     /// The run is recorded, files are closed.
     finished: bool,
     out_of_memory: Option<String>,
+    /// Commands that are being answered.
+    commands: usize,
+}
+
+/// A command that is being answered: the process does not end before.
+pub(super) struct CommandGuard(Arc<Shared>);
+
+impl Drop for CommandGuard {
+    fn drop(&mut self) {
+        self.0.change(|live| live.commands -= 1);
+    }
 }
 
 impl Shared {
+    /// Notes that a command is being answered.
+    pub(super) fn begin_command(self: &Arc<Self>) -> CommandGuard {
+        self.change(|live| live.commands += 1);
+        CommandGuard(self.clone())
+    }
+
     fn live(&self) -> MutexGuard<'_, Live> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -271,6 +291,9 @@ fn supervise(shared: &Arc<Shared>, mut vmm: VmmHandle, starter: UnixStream) {
         tracing::debug!(%error, "the control socket was not removed");
     }
     shared.change(|live| live.finished = true);
+    if !shared.wait(ANSWER_PATIENCE, |live| live.commands == 0) {
+        tracing::warn!("a command was not answered in time");
+    }
 }
 
 /// Reads the VMM's messages until the machine is over.

@@ -37,10 +37,13 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        let shared = shared.clone();
+        let (shared, guard) = (shared.clone(), shared.begin_command());
         let spawned = std::thread::Builder::new()
             .name("command".to_owned())
-            .spawn(move || answer(&connection, &shared));
+            .spawn(move || {
+                answer(&connection, &shared);
+                drop(guard);
+            });
         if let Err(error) = spawned {
             tracing::warn!(%error, "a command could not be answered");
         }
