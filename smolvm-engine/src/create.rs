@@ -110,7 +110,7 @@ impl Engine {
     }
 
     /// A name that no machine has.
-    fn free_name(&self) -> Result<MachineName, EngineError> {
+    pub(crate) fn free_name(&self) -> Result<MachineName, EngineError> {
         let taken = self.machine_names()?;
         let mut number = taken.len() + 1;
         loop {

@@ -275,8 +275,11 @@ impl Engine {
                 backend,
             });
         }
-        if file.branchable != options.branchable {
+        if file.branchable != options.branchable || (options.cold && file.restore.is_some()) {
             file.branchable = options.branchable;
+            if options.cold {
+                file.restore = None;
+            }
             dir.write(&file)?;
         }
         let report = self.launch(name, &dir)?;
@@ -473,7 +476,7 @@ impl Engine {
             .ok_or_else(|| EngineError::NoMachine { name: name.clone() })
     }
 
-    fn require_running(
+    pub(crate) fn require_running(
         &self,
         name: &MachineName,
         operation: &'static str,
@@ -497,6 +500,35 @@ impl Engine {
     /// there was anything to end.
     pub fn force_off(&self, name: &MachineName) -> bool {
         self.control(name, &Control::Stop { timeout_ms: 0 }).is_ok()
+    }
+
+    /// Asks the supervisor for long work; progress goes to `on_progress`.
+    pub(crate) fn control_with_progress(
+        &self,
+        name: &MachineName,
+        request: &Control,
+        on_progress: &mut dyn FnMut(&str, u64, Option<u64>),
+    ) -> Result<ControlReply, EngineError> {
+        let failed = |source| EngineError::Supervisor {
+            name: name.clone(),
+            source,
+        };
+        let socket = supervisor::connect(&self.dir(name).control_socket())
+            .map_err(|error| failed(ChannelError::Io(error)))?;
+        channel::send(&socket, request, &[]).map_err(failed)?;
+        loop {
+            let received = channel::receive::<ControlReply>(&socket).map_err(failed)?;
+            match received.message {
+                ControlReply::Progress {
+                    phase,
+                    done_bytes,
+                    total_bytes,
+                } => {
+                    on_progress(&phase, done_bytes, total_bytes);
+                }
+                reply => return Ok(reply),
+            }
+        }
     }
 
     /// Asks the supervisor; the stream is what came with its answer.

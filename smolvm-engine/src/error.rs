@@ -15,6 +15,7 @@ use crate::image::ImageError;
 use crate::kernel::KernelError;
 use crate::machine::MachineDirError;
 use crate::name::{InvalidName, MachineName};
+use crate::point::PointError;
 
 /// An error and its sources as one text, outermost first.
 pub fn chain(error: &dyn Error) -> String {
@@ -89,6 +90,17 @@ pub enum EngineError {
     /// No backend can run the machine.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// A point could not be read or published.
+    #[error(transparent)]
+    Point(#[from] PointError),
+    /// This host cannot run the point.
+    #[error("point {id} cannot run here: {reason}")]
+    Unrestorable {
+        /// The point's short id.
+        id: String,
+        /// What is missing.
+        reason: String,
+    },
     /// No machine of that name.
     #[error("there is no machine {name}")]
     NoMachine {
@@ -203,7 +215,12 @@ impl EngineError {
             Self::MachineExists { .. } => ErrorCode::Exists,
             Self::Name(_) | Self::Invalid { .. } | Self::WhichMachine { .. } => ErrorCode::Invalid,
             Self::WrongState { .. } => ErrorCode::State,
-            Self::Backend(_) => ErrorCode::Unavailable,
+            Self::Backend(_) | Self::Unrestorable { .. } => ErrorCode::Unavailable,
+            Self::Point(PointError::NotACheckpoint { .. } | PointError::NoGeneration { .. }) => {
+                ErrorCode::NotFound
+            }
+            Self::Point(PointError::Taken { .. }) => ErrorCode::Exists,
+            Self::Point(PointError::Ambiguous { .. }) => ErrorCode::Invalid,
             _ => ErrorCode::Failed,
         }
     }
@@ -236,10 +253,30 @@ impl EngineError {
             Self::NotStarted { name, .. } | Self::AgentSilent { name, .. } => Some(format!(
                 "see its console with: smolvm machine logs --name {name}"
             )),
+            Self::Point(PointError::NoGeneration { .. } | PointError::Ambiguous { .. }) => {
+                Some("list its points with: smolvm machine checkpoint-log CHECKPOINT".to_owned())
+            }
+            Self::Point(PointError::Taken { path }) => Some(format!(
+                "choose a free name, for instance: -o {}",
+                free_name(path).display()
+            )),
+            Self::Unrestorable { .. } => {
+                Some("see what this host can do with: smolvm doctor".to_owned())
+            }
             Self::Image(error) => error.hint(),
             Self::Kernel(error) => error.hint(),
             Self::Backend(_) => Some("see what this host can do with: smolvm doctor".to_owned()),
             _ => None,
         }
     }
+}
+
+/// A path like `path` that does not exist.
+pub(crate) fn free_name(path: &std::path::Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.strip_suffix(crate::point::SUFFIX).unwrap_or(&name);
+    (2..)
+        .map(|number| path.with_file_name(format!("{stem}-{number}{}", crate::point::SUFFIX)))
+        .find(|candidate| candidate.symlink_metadata().is_err())
+        .unwrap_or_else(|| path.to_owned())
 }

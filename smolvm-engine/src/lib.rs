@@ -39,10 +39,12 @@
 mod artifact;
 pub mod backend;
 mod channel;
+mod checkpoint;
 mod chunk_base;
 mod console;
 mod copy;
 mod create;
+mod create_from;
 pub mod doctor;
 mod engine;
 mod error;
@@ -52,6 +54,7 @@ pub mod image;
 pub mod kernel;
 mod machine;
 mod name;
+mod point;
 pub mod process;
 pub mod progress;
 mod supervisor;
@@ -60,7 +63,9 @@ mod vmm;
 pub use agent_protocol;
 pub use artifact::time::format_utc;
 pub use channel::ChannelError;
+pub use checkpoint::{Checkpoint, CheckpointOptions, DEFAULT_HISTORY, LogEntry};
 pub use create::CreateOptions;
+pub use create_from::{CreateFromOptions, PointSource};
 pub use engine::{
     AgentConnection, Engine, EngineOptions, MachineInfo, MachineState, StartOptions, Started,
     StopOptions, Stopped,
@@ -72,6 +77,7 @@ pub use machine::{
     Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineDirError, MachineOrigin, MachineSpec,
 };
 pub use name::{InvalidName, MAX_NAME_BYTES, MachineName};
+pub use point::PointError;
 
 /// The guest agent of this version, a static program.
 pub(crate) const GUEST_AGENT: &[u8] = include_bytes!(env!("SMOLVM_GUEST_AGENT_FILE"));

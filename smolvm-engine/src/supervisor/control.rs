@@ -1,5 +1,7 @@
 //! What commands and the supervisor tell each other.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// A command's request; one per connection.
@@ -16,6 +18,45 @@ pub(crate) enum Control {
     },
     /// Give this to the serial console.
     ConsoleInput(Vec<u8>),
+    /// Save the machine; answered by any number of [`ControlReply::Progress`] and then by
+    /// [`ControlReply::Saved`].
+    Checkpoint(CheckpointRequest),
+}
+
+/// How to save.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CheckpointRequest {
+    /// The store, absolute.
+    pub(crate) store: PathBuf,
+    /// The checkpoint directory to make, absolute; without it the point stays in the store.
+    pub(crate) output: Option<PathBuf>,
+    /// Most earlier points in the directory.
+    pub(crate) history: usize,
+    /// The user's message.
+    pub(crate) message: String,
+}
+
+/// A saved point.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CheckpointDone {
+    /// Its full id.
+    pub(crate) id: String,
+    /// Its short id.
+    pub(crate) short_id: String,
+    /// The checkpoint directory.
+    pub(crate) output: Option<PathBuf>,
+    /// How long the guest stood still, in microseconds.
+    pub(crate) pause_micros: u64,
+    /// How long everything took, in microseconds.
+    pub(crate) saved_micros: u64,
+    /// Bytes that went to disk.
+    pub(crate) written_bytes: u64,
+    /// Bytes of memory and disk that are not zero.
+    pub(crate) data_bytes: u64,
+    /// Those of them that were stored already.
+    pub(crate) shared_bytes: u64,
+    /// Written pages were tracked; otherwise the guest stood still all the time.
+    pub(crate) tracked: bool,
 }
 
 /// The supervisor's answer.
@@ -30,6 +71,17 @@ pub(crate) enum ControlReply {
         /// The guest did not end by itself.
         forced: bool,
     },
+    /// Long work goes on.
+    Progress {
+        /// What is done.
+        phase: String,
+        /// Bytes done in this phase.
+        done_bytes: u64,
+        /// Bytes in total, if known.
+        total_bytes: Option<u64>,
+    },
+    /// To [`Control::Checkpoint`].
+    Saved(CheckpointDone),
     /// Done.
     Done,
     /// Refused or failed.

@@ -4,12 +4,17 @@
 //! guest's agent, answers commands on the control socket, and records how the machine ended.
 
 mod agent;
+mod checkpoint;
+mod chunk_sink;
 pub(crate) mod control;
 mod control_socket;
+mod disk_capture;
 mod identity;
+pub(crate) mod record;
 mod run;
 mod serve;
 mod vmm_process;
 
 pub(crate) use control_socket::connect;
+pub(crate) use disk_capture::ROOT_DISK;
 pub(crate) use run::{StartReport, run, unix_now};

@@ -1,11 +1,15 @@
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use snapshot_format::{CheckpointId, InvalidId, Point};
 use thiserror::Error;
 
 use super::agent::{AgentDialer, AgentError};
+use super::checkpoint::CaptureState;
 use super::identity::{self, IdentityError, SEED_BYTES};
 use super::serve;
 use super::vmm_process::{self, SpawnError, VmmHandle};
@@ -15,6 +19,7 @@ use crate::error::chain;
 use crate::home::Home;
 use crate::machine::{MachineDir, MachineDirError, MachineFile, RecordedState, RunLock};
 use crate::name::MachineName;
+use crate::point::{PointError, read_point, record_file_name};
 use crate::process::ProcessModel;
 use crate::vmm::messages::{ConsoleNote, EndReason, FromVmm, StartMachine, ToVmm};
 
@@ -67,6 +72,10 @@ pub(super) enum StartError {
     Identity(#[from] IdentityError),
     #[error("cannot listen at the machine's control socket")]
     Listen(#[source] std::io::Error),
+    #[error(transparent)]
+    Point(#[from] PointError),
+    #[error("the id of the point to restore is damaged")]
+    Id(#[source] InvalidId),
     #[error("{0}")]
     Vmm(String),
 }
@@ -80,6 +89,16 @@ pub(super) struct Shared {
     pub(super) vcpus: u8,
     pub(super) vmm_pid: u32,
     pub(super) started_unix: u64,
+    /// CPU profile by name.
+    pub(super) cpu: String,
+    /// Whether written pages are tracked.
+    pub(super) branchable: bool,
+    /// The guest rebooted since the last capture began.
+    pub(super) rebooted: AtomicBool,
+    /// Held during a capture.
+    pub(super) capture: Mutex<CaptureState>,
+    /// Where the VMM's messages about a capture go.
+    capture_route: Mutex<Option<Sender<FromVmm>>>,
     live: Mutex<Live>,
     changed: Condvar,
 }
@@ -104,7 +123,62 @@ impl Drop for CommandGuard {
     }
 }
 
+/// Directs the VMM's messages about a capture until it is dropped.
+pub(super) struct CaptureRoute<'a>(&'a Shared);
+
+impl Drop for CaptureRoute<'_> {
+    fn drop(&mut self) {
+        *self
+            .0
+            .capture_route
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
 impl Shared {
+    /// From now on the VMM's messages about a capture go to `sender`.
+    pub(super) fn route_capture(&self, sender: Sender<FromVmm>) -> CaptureRoute<'_> {
+        *self
+            .capture_route
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        CaptureRoute(self)
+    }
+
+    fn forward_capture(&self, message: FromVmm) {
+        let route = self
+            .capture_route
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !route
+            .as_ref()
+            .is_some_and(|route| route.send(message).is_ok())
+        {
+            tracing::debug!("a message about a capture that nobody makes");
+        }
+    }
+
+    /// Lets the guest write its page cache out, as far as it comes within `patience`. Best effort: the
+    /// page cache is part of the memory that is saved.
+    pub(super) fn sync_guest(&self, patience: Duration) {
+        if !self.is_ready() {
+            return;
+        }
+        let synced = self
+            .dialer
+            .connect(patience, patience, || self.has_ended())
+            .and_then(|mut agent| {
+                agent.sync(patience).map_err(|source| AgentError::Call {
+                    call: "sync",
+                    source,
+                })
+            });
+        if let Err(error) = synced {
+            tracing::debug!(error = %chain(&error), "the guest did not sync in time");
+        }
+    }
+
     /// Notes that a command is being answered.
     pub(super) fn begin_command(self: &Arc<Self>) -> CommandGuard {
         self.change(|live| live.commands += 1);
@@ -224,6 +298,7 @@ fn start(
         .spec
         .cpus
         .unwrap_or_else(|| backend::default_vcpus(backend));
+    let restore = restored_point(dir, &machine)?;
     let cpu = match &machine.spec.cpu {
         Some(cpu) => cpu.clone(),
         None => backend::default_profile(&*backend::open(backend)?).to_owned(),
@@ -232,12 +307,13 @@ fn start(
         backend,
         vcpus,
         memory_bytes: machine.spec.memory_bytes,
-        cpu,
+        cpu: cpu.clone(),
         command_line: machine.command_line.clone(),
         vsock_cid: GUEST_CID,
         disk_bytes: machine.spec.disk_bytes,
         pack_directories: vec![dir.packs()],
         branchable: machine.branchable,
+        restore: restore.is_some(),
     };
     let listener =
         super::control_socket::listen(&dir.control_socket()).map_err(StartError::Listen)?;
@@ -251,7 +327,9 @@ fn start(
         backend: backend.to_string(),
     };
     machine.starts += 1;
+    machine.restore = None;
     dir.write(&machine)?;
+    let base = restore.filter(|_| machine.branchable).map(Arc::new);
     let shared = Arc::new(Shared {
         dir: dir.clone(),
         vmm_socket: Mutex::new(vmm.socket.try_clone().map_err(ChannelError::Io)?),
@@ -259,12 +337,29 @@ fn start(
         vcpus,
         vmm_pid: vmm.pid(),
         started_unix: unix_now(),
+        cpu,
+        branchable: machine.branchable,
+        rebooted: AtomicBool::new(false),
+        capture: Mutex::new(CaptureState { base }),
+        capture_route: Mutex::default(),
         dialer: vmm.dialer.clone(),
         live: Mutex::default(),
         changed: Condvar::new(),
     });
     serve::spawn(listener, &shared).map_err(StartError::Listen)?;
     Ok((shared, vmm))
+}
+
+/// The point that the start goes on at.
+fn restored_point(dir: &MachineDir, machine: &MachineFile) -> Result<Option<Point>, StartError> {
+    let Some(id) = &machine.restore else {
+        return Ok(None);
+    };
+    let id: CheckpointId = id.parse().map_err(StartError::Id)?;
+    Ok(Some(read_point(
+        &dir.records().join(record_file_name(&id)),
+        Some(id),
+    )?))
 }
 
 /// Seconds since 1970.
@@ -284,6 +379,10 @@ fn supervise(shared: &Arc<Shared>, mut vmm: VmmHandle, starter: UnixStream) {
         tracing::error!(%error, "the guest is not set up");
     }
     let reason = follow(shared, &vmm.socket);
+    *shared
+        .capture_route
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner) = None;
     shared.change(|live| live.end = Some(reason.clone()));
     vmm.reap();
     record_end(shared, &reason);
@@ -306,7 +405,16 @@ fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
                 shared.change(|live| live.out_of_memory = Some(text));
             }
             Ok(FromVmm::Console(ConsoleNote::Panic(_)) | FromVmm::Started) => {}
+            Ok(
+                message @ (FromVmm::Chunks(_)
+                | FromVmm::Frozen { .. }
+                | FromVmm::MemoryDone
+                | FromVmm::CaptureFailed(_)
+                | FromVmm::CaptureEnded),
+            ) => shared.forward_capture(message),
             Ok(FromVmm::Rebooted) => {
+                // Memory is new: the next capture takes all of it.
+                shared.rebooted.store(true, Ordering::SeqCst);
                 shared.change(|live| live.ready = false);
                 let shared = shared.clone();
                 let spawned = std::thread::Builder::new().name("setup".to_owned()).spawn(
@@ -414,7 +522,7 @@ fn set_up(shared: &Shared) -> Result<(), SetUpError> {
     let Some(machine) = shared.dir.read()? else {
         return Ok(());
     };
-    if !machine.has_identity {
+    if !machine.has_identity && !machine.keep_identity {
         let identity = identity::new_identity(&machine.name)?;
         agent
             .set_identity(&identity)

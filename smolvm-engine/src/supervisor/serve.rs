@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::agent::AgentError;
+use super::checkpoint::checkpoint;
 use super::control::{Control, ControlReply, LiveStatus};
 use super::run::Shared;
 use crate::channel;
@@ -67,6 +68,21 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
         Control::Stop { timeout_ms } => {
             let forced = stop(shared, Duration::from_millis(timeout_ms));
             reply(connection, &ControlReply::Stopped { forced }, &[]);
+        }
+        Control::Checkpoint(request) => {
+            let progress = |phase: &str, done_bytes: u64, total_bytes: Option<u64>| {
+                let phase = phase.to_owned();
+                let message = ControlReply::Progress {
+                    phase,
+                    done_bytes,
+                    total_bytes,
+                };
+                channel::send(connection, &message, &[]).is_ok()
+            };
+            match checkpoint(shared, &request, &progress) {
+                Ok(done) => reply(connection, &ControlReply::Saved(done), &[]),
+                Err(error) => fail(connection, chain(&error)),
+            }
         }
         Control::ConsoleInput(bytes) => {
             let socket = shared

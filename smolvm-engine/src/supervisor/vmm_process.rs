@@ -112,6 +112,7 @@ pub(super) fn start(
     descriptors.push(files.base_map.as_fd());
     descriptors.push(lock.descriptor());
     descriptors.extend(files.layers.iter().map(AsFd::as_fd));
+    descriptors.extend(files.record.iter().map(AsFd::as_fd));
     channel::send(&socket, &ToVmm::Start(Box::new(request)), &descriptors)?;
     Ok(VmmHandle {
         socket,
@@ -126,6 +127,8 @@ struct MachineFiles {
     boot: [File; 3],
     base_map: File,
     layers: Vec<File>,
+    /// The record of the point to go on at.
+    record: Option<File>,
 }
 
 fn open_files(dir: &MachineDir, machine: &MachineFile) -> Result<MachineFiles, SpawnError> {
@@ -154,6 +157,14 @@ fn open_files(dir: &MachineDir, machine: &MachineFile) -> Result<MachineFiles, S
             .iter()
             .map(layer)
             .collect::<Result<_, _>>()?,
+        record: machine
+            .restore
+            .as_ref()
+            .map(|id| {
+                let name = format!("{id}.record");
+                open(&dir.records().join(name), File::options().read(true))
+            })
+            .transpose()?,
     })
 }
 

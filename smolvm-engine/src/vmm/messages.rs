@@ -13,8 +13,46 @@ pub(crate) enum ToVmm {
     Start(Box<StartMachine>),
     /// Give this to the serial console.
     ConsoleInput(Vec<u8>),
+    /// Begin a capture. Descriptors: the window, the disk's new top layer.
+    BeginCapture(BeginCapture),
+    /// These slots of the window were read and may be filled again.
+    FreeSlots(Vec<u32>),
+    /// The capture is over. With a descriptor: the map of the disk's new base, which holds all that
+    /// the sealed layers hold. Without one it failed: what it took counts as written again.
+    EndCapture,
     /// End: stop the vCPUs and leave.
     Quit,
+}
+
+/// How to capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BeginCapture {
+    /// Send all of memory, not only what changed since the last capture that succeeded.
+    pub(crate) full: bool,
+    /// Number of 64 KiB slots of the window.
+    pub(crate) slots: u32,
+}
+
+/// A chunk of memory in the window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CapturedChunk {
+    /// Which 64 KiB of guest memory, counted over all regions in order.
+    pub(crate) chunk: u64,
+    /// Where in the window; `None`: all zeros.
+    pub(crate) slot: Option<u32>,
+}
+
+/// A unit's state on its way to the record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UnitState {
+    /// The unit.
+    pub(crate) unit: String,
+    /// Its kind.
+    pub(crate) kind: String,
+    /// Its layout's version.
+    pub(crate) version: u32,
+    /// Its bytes.
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// From the VMM.
@@ -28,6 +66,23 @@ pub(crate) enum FromVmm {
     Rebooted,
     /// The console showed this.
     Console(ConsoleNote),
+    /// Chunks of memory; a later one replaces an earlier one of the same number.
+    Chunks(Vec<CapturedChunk>),
+    /// The instant of the capture: the machine was paused and runs again.
+    Frozen {
+        /// The state of every unit.
+        states: Vec<UnitState>,
+        /// How long the machine was paused, in microseconds.
+        pause_micros: u64,
+        /// The wall time of the instant: seconds since 1970 and nanoseconds.
+        taken: (u64, u32),
+    },
+    /// All chunks of the capture were sent.
+    MemoryDone,
+    /// The capture failed; what it took counts as written again.
+    CaptureFailed(String),
+    /// To [`ToVmm::EndCapture`]: it is over, former layers of the disk are not used any more.
+    CaptureEnded,
     /// The machine is over; the VMM ends.
     Ended(EndReason),
 }
@@ -75,10 +130,12 @@ pub(crate) struct StartMachine {
     pub(crate) pack_directories: Vec<PathBuf>,
     /// Track written pages.
     pub(crate) branchable: bool,
+    /// Go on at the point whose record is the last descriptor, instead of booting.
+    pub(crate) restore: bool,
 }
 
 /// Descriptors that go with [`ToVmm::Start`], in this order, after them the disk's layers from bottom
-/// to top.
+/// to top, and the point's record for a restore.
 pub(crate) struct StartDescriptors;
 
 impl StartDescriptors {

@@ -3,9 +3,11 @@
 //! It gets everything as open descriptors and by [`messages`] over one socket from the supervisor,
 //! and ends when that socket closes.
 
+mod capture;
 mod console;
 mod dial;
 mod disk;
+mod fill;
 pub(crate) mod messages;
 mod run;
 mod start;

@@ -1,17 +1,21 @@
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use vmm_core::machine::{MachineEvent, RunningMachine};
 
-use super::messages::{ConsoleNote, EndReason, FromVmm, ToVmm};
+use super::capture::{Captured, Peer, capture};
+use super::messages::{BeginCapture, ConsoleNote, EndReason, FromVmm, ToVmm};
 use super::start::{Parts, StartError};
 use crate::channel::{self as socket_channel, ChannelError, Received};
 use crate::error::chain;
 
 /// What wakes the VMM.
 enum Input {
-    Request(ToVmm),
+    Request(ToVmm, Vec<OwnedFd>),
     Event,
     Note(ConsoleNote),
     SupervisorGone,
@@ -36,14 +40,15 @@ pub(crate) fn run(socket: UnixStream) -> Result<(), ChannelError> {
     std::thread::Builder::new()
         .name("requests".to_owned())
         .spawn(move || read_requests(&requests, &forward))?;
-    Vmm {
+    let vmm = Vmm {
         socket,
         parts,
         sender,
         inbox,
+        deferred: VecDeque::new(),
         panic: None,
-    }
-    .run()
+    };
+    vmm.run()
 }
 
 fn tell(socket: &UnixStream, message: FromVmm) -> Result<(), ChannelError> {
@@ -53,7 +58,7 @@ fn tell(socket: &UnixStream, message: FromVmm) -> Result<(), ChannelError> {
 fn read_requests(socket: &UnixStream, inbox: &Sender<Input>) {
     loop {
         let input = match socket_channel::receive(socket) {
-            Ok(received) => Input::Request(received.message),
+            Ok(received) => Input::Request(received.message, received.descriptors),
             Err(_) => Input::SupervisorGone,
         };
         let last = matches!(input, Input::SupervisorGone);
@@ -68,6 +73,8 @@ struct Vmm {
     parts: Parts,
     sender: Sender<Input>,
     inbox: Receiver<Input>,
+    /// What came while a capture waited for something else.
+    deferred: VecDeque<Input>,
     /// The last panic that the console showed since the last boot.
     panic: Option<String>,
 }
@@ -83,7 +90,7 @@ impl Vmm {
         let mut told_start = FromVmm::Started;
         loop {
             self.panic = None;
-            let mut machine = match self.boot() {
+            let mut machine = match self.start() {
                 Ok(machine) => machine,
                 Err(error) => return tell(&self.socket, FromVmm::StartFailed(chain(&error))),
             };
@@ -101,19 +108,20 @@ impl Vmm {
         }
     }
 
-    fn boot(&self) -> Result<RunningMachine, StartError> {
+    fn start(&self) -> Result<RunningMachine, StartError> {
         let (events, notes) = (self.sender.clone(), self.sender.clone());
         // A send fails only when this VMM has ended.
-        self.parts.boot(
+        self.parts.start(
             Box::new(move || drop(events.send(Input::Event))),
             Box::new(move |note| drop(notes.send(Input::Note(note)))),
         )
     }
 
     fn serve(&mut self, machine: &mut RunningMachine) -> Result<Outcome, ChannelError> {
+        let mut captured: Option<Captured> = None;
         loop {
             // This VMM holds a sender itself: the queue is never closed.
-            let Ok(input) = self.inbox.recv() else {
+            let Some(input) = self.deferred.pop_front().or_else(|| self.inbox.recv().ok()) else {
                 return Ok(Outcome::Ended(EndReason::Asked));
             };
             match input {
@@ -125,27 +133,90 @@ impl Vmm {
                     }
                 }
                 Input::Note(note) => self.take_note(note)?,
-                Input::Request(ToVmm::ConsoleInput(bytes)) => {
+                Input::Request(ToVmm::ConsoleInput(bytes), _) => {
                     machine.console_input(&bytes);
                 }
-                Input::Request(ToVmm::Quit) | Input::SupervisorGone => {
+                Input::Request(ToVmm::BeginCapture(request), descriptors) => {
+                    captured = self.capture(machine, request, descriptors)?;
+                }
+                Input::Request(ToVmm::EndCapture, descriptors) => {
+                    let base = descriptors.into_iter().next();
+                    self.end_capture(machine, captured.take(), base)?;
+                }
+                // Slots that were given back after the last chunk was sent.
+                Input::Request(ToVmm::FreeSlots(_), _) => {}
+                Input::Request(ToVmm::Quit, _) | Input::SupervisorGone => {
                     return Ok(Outcome::Ended(EndReason::Asked));
                 }
-                Input::Request(ToVmm::Start(_)) => {
+                Input::Request(ToVmm::Start(_), _) => {
                     tracing::warn!("a second start was ignored");
                 }
             }
         }
     }
 
+    fn capture(
+        &mut self,
+        machine: &mut RunningMachine,
+        request: BeginCapture,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Option<Captured>, ChannelError> {
+        let mut files = descriptors.into_iter().map(File::from);
+        let (Some(window), Some(top)) = (files.next(), files.next()) else {
+            let message = "the capture came without its descriptors".to_owned();
+            tell(&self.socket, FromVmm::CaptureFailed(message))?;
+            return Ok(None);
+        };
+        let mut talk = Talk {
+            socket: &self.socket,
+            inbox: &self.inbox,
+            deferred: &mut self.deferred,
+        };
+        let tracked = self.parts.tracked();
+        let disk = self.parts.disk();
+        match capture(machine, disk, request, tracked, &window, top, &mut talk) {
+            Ok(captured) => Ok(Some(captured)),
+            Err(error) => {
+                tell(&self.socket, FromVmm::CaptureFailed(chain(&error)))?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Ends a capture: with a new base it was published, else what it took is given back.
+    fn end_capture(
+        &self,
+        machine: &RunningMachine,
+        captured: Option<Captured>,
+        base: Option<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        if let Some(captured) = captured {
+            let rebased = base.map(|base| self.parts.rebase(base, captured.frozen.newest().id()));
+            match rebased {
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    // The layers stay in use; only their files must not be removed.
+                    tell(&self.socket, FromVmm::CaptureFailed(chain(&error)))?;
+                    return Ok(());
+                }
+                None => captured.give_back(machine),
+            }
+        }
+        tell(&self.socket, FromVmm::CaptureEnded)
+    }
+
     /// Looks at what the console said before an event; other inputs wait for the next boot.
     fn drain_notes(&mut self) -> Result<(), ChannelError> {
-        let waiting: Vec<Input> = self.inbox.try_iter().collect();
+        let waiting: Vec<Input> = self
+            .deferred
+            .drain(..)
+            .chain(self.inbox.try_iter())
+            .collect();
         for input in waiting {
             match input {
                 Input::Note(note) => self.take_note(note)?,
                 Input::Event => {}
-                other => drop(self.sender.send(other)),
+                other => self.deferred.push_back(other),
             }
         }
         Ok(())
@@ -172,6 +243,38 @@ impl Vmm {
                 Outcome::Ended(EndReason::Crashed(format!("{vcpu} failed: {reason}")))
             }
             _ => Outcome::Ended(EndReason::Crashed("unknown event".to_owned())),
+        }
+    }
+}
+
+/// A capture's talk with the supervisor; what is not for it waits.
+struct Talk<'a> {
+    socket: &'a UnixStream,
+    inbox: &'a Receiver<Input>,
+    deferred: &'a mut VecDeque<Input>,
+}
+
+impl Peer for Talk<'_> {
+    fn send(&mut self, message: FromVmm) -> Result<(), ChannelError> {
+        tell(self.socket, message)
+    }
+
+    fn wait_free_slots(&mut self) -> Result<Vec<u32>, ChannelError> {
+        loop {
+            match self.inbox.recv() {
+                Ok(Input::Request(ToVmm::FreeSlots(slots), _)) => return Ok(slots),
+                Ok(end @ (Input::SupervisorGone | Input::Request(ToVmm::Quit, _))) => {
+                    self.deferred.push_back(end);
+                    return Err(ChannelError::Closed);
+                }
+                // The supervisor gave the capture up.
+                Ok(end @ Input::Request(ToVmm::EndCapture, _)) => {
+                    self.deferred.push_back(end);
+                    return Err(ChannelError::Closed);
+                }
+                Ok(other) => self.deferred.push_back(other),
+                Err(_) => return Err(ChannelError::Closed),
+            }
         }
     }
 }

@@ -4,23 +4,27 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cas_store::PackSet;
-use cow_disk::{Base, LayerError, LayeredDisk, OverlayError};
+use cow_disk::{Base, LayerError, LayerId, LayeredDisk, OverlayError};
+use snapshot_format::{Point, PointRecord};
 use thiserror::Error;
-use vmm_core::hypervisor::{Hypervisor, HypervisorError};
+use vmm_core::hypervisor::{Hypervisor, HypervisorError, X86Capabilities};
 use vmm_core::machine::{
-    EventListener, MachineBuilder, MachineError, RunningMachine, VsockConfig, X86MachineRecord,
+    BuiltMachine, EventListener, MachineBuilder, MachineError, RunningMachine, VsockConfig,
+    X86MachineRecord,
 };
 use vmm_core::ram::{GuestRam, RamBacking, RamError, RamLayoutError};
 use vmm_core::tracker::TrackerError;
+use vmm_core::unit::UnitError;
 use vmm_core::x86::boot::BootImage;
 use vmm_core::x86::{self, ProfileError};
 
 use super::console::ConsoleSink;
 use super::dial::DialSocket;
 use super::disk::RootDisk;
+use super::fill::{FillError, fill};
 use super::messages::{ConsoleNote, StartDescriptors, StartMachine};
 use crate::backend::{self, BackendError};
 use crate::chunk_base::ChunkBase;
@@ -62,6 +66,12 @@ pub(super) enum StartError {
     Tracker(#[from] TrackerError),
     #[error("this backend runs no x86-64 guests")]
     NoX86,
+    #[error("the point's record")]
+    Record(#[from] snapshot_format::DecodeError),
+    #[error(transparent)]
+    Unit(#[from] UnitError),
+    #[error("the point's memory cannot be restored")]
+    Fill(#[from] FillError),
 }
 
 /// What outlives a reset of the guest.
@@ -72,7 +82,10 @@ pub(super) struct Parts {
     console: File,
     dial: Arc<DialSocket>,
     disk: Arc<LayeredDisk>,
+    packs: PackSet,
     hypervisor: Box<dyn Hypervisor>,
+    /// The point to go on at, until that was tried.
+    restore: Mutex<Option<PointRecord>>,
     /// Held until everything above is closed.
     _lock: OwnedFd,
 }
@@ -92,9 +105,14 @@ impl Parts {
         let map = read_all(next(StartDescriptors::BASE_MAP)?, "disk's base")?;
         let lock = next(StartDescriptors::LOCK)?;
         let mut layers: Vec<File> = files.map(File::from).collect();
+        let restore = match layers.pop_if(|_| request.restore) {
+            Some(record) => Some(Point::decode(&read_all(record.into(), "point's record")?)?),
+            None => None,
+        };
         let top = layers
             .pop()
             .ok_or(StartError::MissingDescriptor(StartDescriptors::LAYERS))?;
+        let packs = PackSet::open(&request.pack_directories);
         let base = ChunkBase::new(
             PackSet::open(&request.pack_directories),
             ImageMap::decode(&map)?.chunks().to_vec(),
@@ -106,30 +124,87 @@ impl Parts {
             console,
             dial: Arc::new(DialSocket::new(dial)),
             disk: Arc::new(disk),
+            packs,
+            restore: Mutex::new(restore.map(Point::into_record)),
             _lock: lock,
             hypervisor: backend::open(request.backend)?,
             request,
         })
     }
 
-    /// Builds the machine with fresh memory and boots it.
-    pub(super) fn boot(
+    /// Builds the machine with fresh memory; restores the point if there is one to go on at, else
+    /// boots.
+    pub(super) fn start(
         &self,
         on_event: EventListener,
         on_note: Box<dyn Fn(ConsoleNote) + Send>,
     ) -> Result<RunningMachine, StartError> {
-        let cpu = self
-            .hypervisor
-            .capabilities()
-            .x86
-            .as_ref()
-            .ok_or(StartError::NoX86)?;
+        let restore = self
+            .restore
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        match restore {
+            Some(point) => self.restore(&point, on_event, on_note),
+            None => self.boot(on_event, on_note),
+        }
+    }
+
+    fn boot(
+        &self,
+        on_event: EventListener,
+        on_note: Box<dyn Fn(ConsoleNote) + Send>,
+    ) -> Result<RunningMachine, StartError> {
+        let cpu = self.cpu()?;
         let (cpuid, msrs) = x86::build_profile(self.request.cpu.parse()?, &cpu.cpuid)?;
         let record = X86MachineRecord {
             cpuid,
             msrs,
             tsc_khz: cpu.tsc_khz,
         };
+        let machine = self.build(record, on_event, on_note)?;
+        if self.request.branchable {
+            machine.tracker().start()?;
+        }
+        Ok(machine.boot(&BootImage {
+            kernel: &self.kernel,
+            initramfs: Some(&self.initramfs),
+            command_line: &self.request.command_line,
+        })?)
+    }
+
+    fn restore(
+        &self,
+        point: &PointRecord,
+        on_event: EventListener,
+        on_note: Box<dyn Fn(ConsoleNote) + Send>,
+    ) -> Result<RunningMachine, StartError> {
+        let record = X86MachineRecord::find(&point.states)?;
+        x86::check_profile(&record.cpuid, &self.cpu()?.cpuid)?;
+        let machine = self.build(record, on_event, on_note)?;
+        fill(machine.ram(), point, &self.packs)?;
+        // From here on: what was filled in is what the point holds, so it does not count as written.
+        machine.tracker().start()?;
+        if !self.request.branchable {
+            machine.tracker().stop()?;
+        }
+        Ok(machine.restore(&point.states)?)
+    }
+
+    fn cpu(&self) -> Result<&X86Capabilities, StartError> {
+        self.hypervisor
+            .capabilities()
+            .x86
+            .as_ref()
+            .ok_or(StartError::NoX86)
+    }
+
+    fn build(
+        &self,
+        record: X86MachineRecord,
+        on_event: EventListener,
+        on_note: Box<dyn Fn(ConsoleNote) + Send>,
+    ) -> Result<BuiltMachine, StartError> {
         let layout = x86::ram_layout(self.request.memory_bytes)?;
         let ram = GuestRam::new(layout, &RamBacking::Anonymous)?;
         let console = self
@@ -139,7 +214,7 @@ impl Parts {
                 part: "console",
                 source,
             })?;
-        let machine = MachineBuilder::new(ram, self.request.vcpus, record)
+        Ok(MachineBuilder::new(ram, self.request.vcpus, record)
             .console(Box::new(ConsoleSink::new(console, on_note)))
             .root_disk(Arc::new(RootDisk(self.disk.clone())))
             .vsock(VsockConfig {
@@ -147,15 +222,28 @@ impl Parts {
                 backend: self.dial.clone(),
             })
             .on_event(on_event)
-            .build(&*self.hypervisor)?;
-        if self.request.branchable {
-            machine.tracker().start()?;
-        }
-        Ok(machine.boot(&BootImage {
-            kernel: &self.kernel,
-            initramfs: Some(&self.initramfs),
-            command_line: &self.request.command_line,
-        })?)
+            .build(&*self.hypervisor)?)
+    }
+
+    /// The root disk.
+    pub(super) fn disk(&self) -> &LayeredDisk {
+        &self.disk
+    }
+
+    /// Whether written pages are tracked.
+    pub(super) fn tracked(&self) -> bool {
+        self.request.branchable
+    }
+
+    /// Puts a new base under the disk that holds all that its layers up to `through` hold.
+    pub(super) fn rebase(&self, map: OwnedFd, through: LayerId) -> Result<(), StartError> {
+        let map = ImageMap::decode(&read_all(map, "disk's base")?)?;
+        let base = ChunkBase::new(
+            PackSet::open(&self.request.pack_directories),
+            map.chunks().to_vec(),
+        );
+        self.disk.rebase(Base::reader(Arc::new(base)), through)?;
+        Ok(())
     }
 
     /// Makes what the guest wrote durable.

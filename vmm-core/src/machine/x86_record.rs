@@ -25,6 +25,24 @@ pub struct X86MachineRecord {
 }
 
 impl X86MachineRecord {
+    /// The vendor string that the guest's CPUID gives; unprintable bytes become `?`.
+    pub fn vendor(&self) -> String {
+        let leaf = self.cpuid.get(0, 0).copied().unwrap_or_default();
+        let bytes = [leaf.ebx, leaf.edx, leaf.ecx]
+            .map(u32::to_le_bytes)
+            .concat();
+        bytes
+            .iter()
+            .map(|byte| {
+                if byte.is_ascii_graphic() {
+                    *byte as char
+                } else {
+                    '?'
+                }
+            })
+            .collect()
+    }
+
     /// The record of unit `machine`.
     pub fn to_record(&self) -> StateRecord {
         let mut writer = FieldWriter::new();

@@ -1,0 +1,325 @@
+//! Saving machines, and the log of what was saved.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cas_store::{DirectoryState, Store};
+use snapshot_format::CheckpointId;
+
+use crate::engine::Engine;
+use crate::error::{EngineError, free_name};
+use crate::name::MachineName;
+use crate::point::{CheckpointDir, SUFFIX};
+use crate::progress::Progress;
+use crate::supervisor::control::{CheckpointDone, CheckpointRequest, Control, ControlReply};
+use crate::supervisor::record::LogLine;
+
+/// Earlier points in a checkpoint directory when nothing is said.
+pub const DEFAULT_HISTORY: usize = 32;
+
+/// How to save a machine.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct CheckpointOptions {
+    /// The store; the home's when absent.
+    pub store: Option<PathBuf>,
+    /// The checkpoint directory to make; without it the point stays in the store.
+    pub output: Option<PathBuf>,
+    /// Most earlier points in the directory; 0 keeps none.
+    pub history: usize,
+    /// A message for the log.
+    pub message: String,
+}
+
+impl Default for CheckpointOptions {
+    fn default() -> Self {
+        Self {
+            store: None,
+            output: None,
+            history: DEFAULT_HISTORY,
+            message: String::new(),
+        }
+    }
+}
+
+/// A saved point.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Checkpoint {
+    /// Its full id.
+    pub id: String,
+    /// Its short id.
+    pub short_id: String,
+    /// The checkpoint directory, if one was made.
+    pub output: Option<PathBuf>,
+    /// How long the guest stood still.
+    pub paused: Duration,
+    /// How long everything took.
+    pub saved_in: Duration,
+    /// Bytes that went to disk.
+    pub written_bytes: u64,
+    /// Bytes of memory and disk that are not zero.
+    pub data_bytes: u64,
+    /// Those of them that were stored already.
+    pub shared_bytes: u64,
+    /// Written pages were tracked; otherwise the guest stood still all the time.
+    pub tracked: bool,
+}
+
+/// A line of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LogEntry {
+    /// How many points back, in a checkpoint's own log.
+    pub generation: Option<usize>,
+    /// Its full id.
+    pub id: String,
+    /// Its short id.
+    pub short_id: String,
+    /// The parent's full id.
+    pub parent: Option<String>,
+    /// Seconds since 1970 when it was taken.
+    pub taken_unix: u64,
+    /// The machine that it was taken of.
+    pub machine: String,
+    /// The user's message.
+    pub message: String,
+    /// Bytes of memory and disk that are not zero.
+    pub data_bytes: u64,
+    /// In a store: neither a record nor its directory is left.
+    pub gone: bool,
+}
+
+impl Engine {
+    /// Saves a running machine without stopping it. When this returns the point is durable.
+    ///
+    /// # Errors
+    ///
+    /// A path that is taken or not allowed; [`EngineError::Refused`] with what failed: nothing is
+    /// published then, and the machine runs on.
+    pub fn checkpoint(
+        &self,
+        name: &MachineName,
+        options: &CheckpointOptions,
+        progress: &dyn Progress,
+    ) -> Result<Checkpoint, EngineError> {
+        self.require_running(name, "checkpoint")?;
+        self.home().ensure()?;
+        let store = match &options.store {
+            Some(store) => absolute(store)?,
+            None => self.home().store(),
+        };
+        let output = options
+            .output
+            .as_deref()
+            .map(|output| check_output(output, &store));
+        let request = Control::Checkpoint(CheckpointRequest {
+            store,
+            output: output.transpose()?,
+            history: options.history,
+            message: options.message.clone(),
+        });
+        let mut phases = Phases {
+            progress,
+            current: None,
+        };
+        let reply = self.control_with_progress(name, &request, &mut |phase, done, total| {
+            phases.report(phase, done, total);
+        });
+        phases.end();
+        match reply? {
+            ControlReply::Saved(done) => Ok(saved(done)),
+            ControlReply::Failed { message } => Err(EngineError::Refused {
+                name: name.clone(),
+                reason: message,
+            }),
+            other => Err(EngineError::Refused {
+                name: name.clone(),
+                reason: format!("unexpected answer {other:?}"),
+            }),
+        }
+    }
+
+    /// The log of a checkpoint directory: its own point first, then its parents. Changes nothing.
+    pub fn checkpoint_log(&self, path: &Path) -> Result<Vec<LogEntry>, EngineError> {
+        let history = CheckpointDir::new(path).history()?;
+        let entry = |(generation, point): (usize, &snapshot_format::Point)| {
+            let record = point.record();
+            LogEntry {
+                generation: Some(generation),
+                id: point.id().to_string(),
+                short_id: point.id().short(),
+                parent: record.parent.map(|parent| parent.to_string()),
+                taken_unix: record.taken.seconds,
+                machine: record.machine.clone(),
+                message: record.message.clone(),
+                data_bytes: record.data_bytes,
+                gone: false,
+            }
+        };
+        Ok(history.points().iter().enumerate().map(entry).collect())
+    }
+
+    /// The log of a store, oldest first; also points whose data is gone. `machine` shows only those of
+    /// one machine. Changes nothing.
+    pub fn store_log(
+        &self,
+        store: Option<&Path>,
+        machine: Option<&MachineName>,
+    ) -> Result<Vec<LogEntry>, EngineError> {
+        let path = store.map_or_else(|| self.home().store(), Path::to_owned);
+        let store = Store::open_existing(path)?;
+        let mut entries = Vec::new();
+        for point in store.points()? {
+            let Ok(line) = serde_json::from_str::<LogLine>(&point.meta) else {
+                continue;
+            };
+            let in_directory = point
+                .directory
+                .as_ref()
+                .is_some_and(|directory| matches!(directory.state, DirectoryState::Present));
+            let id = CheckpointId(point.id.0);
+            entries.push(LogEntry {
+                generation: None,
+                id: id.to_string(),
+                short_id: id.short(),
+                parent: line.parent,
+                taken_unix: line.taken_unix,
+                machine: line.machine,
+                message: line.message,
+                data_bytes: line.data_bytes,
+                gone: !point.has_record && !in_directory,
+            });
+        }
+        if let Some(machine) = machine {
+            entries.retain(|entry| entry.machine == machine.as_str());
+        }
+        entries.sort_by(|a, b| (a.taken_unix, &a.id).cmp(&(b.taken_unix, &b.id)));
+        Ok(entries)
+    }
+}
+
+fn saved(done: CheckpointDone) -> Checkpoint {
+    Checkpoint {
+        id: done.id,
+        short_id: done.short_id,
+        output: done.output,
+        paused: Duration::from_micros(done.pause_micros),
+        saved_in: Duration::from_micros(done.saved_micros),
+        written_bytes: done.written_bytes,
+        data_bytes: done.data_bytes,
+        shared_bytes: done.shared_bytes,
+        tracked: done.tracked,
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, EngineError> {
+    std::path::absolute(path).map_err(|source| EngineError::Io {
+        operation: "find",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Checks where a checkpoint is to be made; returns the absolute path.
+fn check_output(output: &Path, store: &Path) -> Result<PathBuf, EngineError> {
+    let output = absolute(output)?;
+    let refuse = |why: String| {
+        let free = free_name(&output);
+        Err(EngineError::Invalid {
+            what: format!("cannot make a checkpoint at {}: {why}", output.display()),
+            hint: Some(format!(
+                "choose another place, for instance: -o {}",
+                free.display()
+            )),
+        })
+    };
+    let name = output.file_name().unwrap_or_default().to_string_lossy();
+    if !name.ends_with(SUFFIX) || name.len() == SUFFIX.len() {
+        return refuse(format!("its name must end with {SUFFIX}"));
+    }
+    let parent = output.parent().unwrap_or(Path::new("/"));
+    let Ok(parent) = parent.canonicalize() else {
+        return refuse(format!("{} does not exist", parent.display()));
+    };
+    let output = parent.join(output.file_name().unwrap_or_default());
+    if output.symlink_metadata().is_ok() {
+        return Err(crate::point::PointError::Taken { path: output }.into());
+    }
+    if let Some(checkpoint) = CheckpointDir::around(&output) {
+        return refuse(format!("{} is a checkpoint", checkpoint.display()));
+    }
+    let store = store.canonicalize().unwrap_or_else(|_| store.to_owned());
+    let inside_store = output.starts_with(&store)
+        && ["packs", "points", "lineage", "pins", "staging"]
+            .iter()
+            .any(|own| output.starts_with(store.join(own)));
+    if inside_store {
+        return refuse(format!("it lies in the store {}", store.display()));
+    }
+    Ok(output)
+}
+
+/// Turns the supervisor's reports into phases of a [`Progress`].
+struct Phases<'a> {
+    progress: &'a dyn Progress,
+    current: Option<(String, u64)>,
+}
+
+impl Phases<'_> {
+    fn report(&mut self, phase: &str, done: u64, total: Option<u64>) {
+        if self
+            .current
+            .as_ref()
+            .is_none_or(|(current, _)| current != phase)
+        {
+            self.end();
+            self.progress.begin(phase, total);
+            self.current = Some((phase.to_owned(), 0));
+        }
+        if let Some((_, before)) = &mut self.current {
+            self.progress.advance(done.saturating_sub(*before));
+            *before = done.max(*before);
+        }
+    }
+
+    fn end(&mut self) {
+        if self.current.take().is_some() {
+            self.progress.end();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_for_checkpoints_are_checked() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let store = at("store");
+        std::fs::create_dir_all(store.join("packs")).unwrap();
+        std::fs::create_dir_all(at("old.checkpoint/sub")).unwrap();
+        std::fs::write(at("old.checkpoint/point.record"), b"").unwrap();
+        check_output(&at("new.checkpoint"), &store).unwrap();
+        check_output(&store.join("beside.checkpoint"), &store).unwrap();
+        for bad in [
+            "new",
+            ".checkpoint",
+            "old.checkpoint",
+            "old.checkpoint/in.checkpoint",
+            "old.checkpoint/sub/in.checkpoint",
+            "store/packs/in.checkpoint",
+            "missing/new.checkpoint",
+        ] {
+            assert!(check_output(&at(bad), &store).is_err(), "{bad}");
+        }
+        let error = check_output(&at("old.checkpoint"), &store).unwrap_err();
+        assert!(
+            error.hint().unwrap().ends_with("old-2.checkpoint"),
+            "{:?}",
+            error.hint()
+        );
+    }
+}

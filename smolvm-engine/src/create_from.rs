@@ -1,0 +1,351 @@
+//! Making machines from points.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet, PointId, Store};
+use snapshot_format::{Blob, CheckpointId, IdPrefix, Point, PointRecord};
+use vmm_core::machine::X86MachineRecord;
+use vmm_core::x86::check_profile;
+
+use crate::artifact::staging::{PublishError, Staging};
+use crate::backend;
+use crate::create::{create_overlay, io_error};
+use crate::engine::{Engine, MachineInfo};
+use crate::error::EngineError;
+use crate::image::ImageMap;
+use crate::machine::{
+    Backend, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile, MachineOrigin, MachineSpec,
+    RecordedState, replace_file,
+};
+use crate::name::MachineName;
+use crate::point::{
+    CheckpointDir, History, PointError, chunk_ids, link_record, read_point, record_file_name,
+};
+use crate::supervisor::unix_now;
+
+/// Host and guest may differ by so many parts per million in the rate of their TSCs.
+const TSC_TOLERANCE_PPM: u64 = 250;
+
+/// Where a point is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PointSource {
+    /// In a checkpoint directory.
+    Directory(PathBuf),
+    /// In the default store, by full id or unique prefix.
+    Id(String),
+}
+
+/// How to make a machine from a point.
+#[derive(Debug, Clone)]
+pub struct CreateFromOptions {
+    /// Its name; one is made up when absent.
+    pub name: Option<MachineName>,
+    /// Where the point is.
+    pub source: PointSource,
+    /// Which of its generations: `~N`, a full id or a unique prefix.
+    pub at: Option<String>,
+    /// Must be equal to the point's, if given.
+    pub cpus: Option<u8>,
+    /// Must be equal to the point's, if given, in bytes.
+    pub memory_bytes: Option<u64>,
+    /// Must be equal to the point's, if given, in bytes.
+    pub disk_bytes: Option<u64>,
+    /// Must be equal to the point's, if given.
+    pub cpu: Option<String>,
+    /// Which backend runs it.
+    pub backend: Backend,
+    /// More environment.
+    pub environment: BTreeMap<String, String>,
+    /// Another directory in which commands start.
+    pub working_directory: Option<String>,
+    /// More labels.
+    pub labels: BTreeMap<String, String>,
+    /// Keep the identity of the point's machine.
+    pub keep_identity: bool,
+}
+
+impl CreateFromOptions {
+    /// From this point, everything else by default.
+    pub fn new(source: PointSource) -> Self {
+        Self {
+            name: None,
+            source,
+            at: None,
+            cpus: None,
+            memory_bytes: None,
+            disk_bytes: None,
+            cpu: None,
+            backend: Backend::Auto,
+            environment: BTreeMap::new(),
+            working_directory: None,
+            labels: BTreeMap::new(),
+            keep_identity: false,
+        }
+    }
+}
+
+/// A point, its parents, and where their chunks are.
+struct Found {
+    history: History,
+    packs: PackSet,
+}
+
+impl Engine {
+    /// Makes a machine from a point; its first start goes on there. Afterwards it stands alone: the
+    /// checkpoint and the store may go.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::Unrestorable`] when this host cannot run the point, [`PointError`] when it cannot
+    /// be read.
+    pub fn create_from(&self, options: CreateFromOptions) -> Result<MachineInfo, EngineError> {
+        self.home().ensure()?;
+        let found = self.find(&options)?;
+        let point = &found.history.points()[0];
+        check_equal(&options, point.record())?;
+        self.check_host(point, options.backend)?;
+        let name = match &options.name {
+            Some(name) => name.clone(),
+            None => self.free_name()?,
+        };
+        if MachineDir::new(self.home().machine(&name)).exists() {
+            return Err(EngineError::MachineExists { name });
+        }
+        let staging = Staging::create(&self.home().machines())
+            .map_err(io_error("create a directory in", &self.home().machines()))?;
+        let dir = MachineDir::new(staging.path().to_owned());
+        fill_from_point(&dir, &found)?;
+        dir.write(&machine_file(&options, &name, point))?;
+        match staging.publish(name.as_str()) {
+            Ok(_) => self.machine(&name),
+            Err(PublishError::Taken) => Err(EngineError::MachineExists { name }),
+            Err(PublishError::Io(source)) => {
+                Err(io_error("publish", &self.home().machine(&name))(source))
+            }
+        }
+    }
+
+    fn find(&self, options: &CreateFromOptions) -> Result<Found, EngineError> {
+        let (history, packs) = match &options.source {
+            PointSource::Directory(path) => {
+                let dir = CheckpointDir::new(path);
+                (dir.history()?, PackSet::open([dir.packs()]))
+            }
+            PointSource::Id(id) => self.find_in_store(id)?,
+        };
+        let position = match &options.at {
+            Some(at) => history.resolve(at)?,
+            None => 0,
+        };
+        Ok(Found {
+            history: history.from_position(position),
+            packs,
+        })
+    }
+
+    fn find_in_store(&self, asked: &str) -> Result<(History, PackSet), EngineError> {
+        let missing = || PointError::NoGeneration {
+            asked: asked.to_owned(),
+            available: "no such point in the default store".to_owned(),
+        };
+        let prefix = IdPrefix::parse(asked).map_err(|_| missing())?;
+        let store = Store::open_existing(self.home().store())?;
+        let ids: Vec<CheckpointId> = store
+            .points()?
+            .into_iter()
+            .map(|point| CheckpointId(point.id.0))
+            .filter(|id| prefix.matches(id))
+            .collect();
+        let id = match ids.as_slice() {
+            [] => return Err(missing().into()),
+            [only] => *only,
+            several => {
+                let candidates = several.iter().map(CheckpointId::short).collect::<Vec<_>>();
+                return Err(PointError::Ambiguous {
+                    asked: asked.to_owned(),
+                    candidates: candidates.join(", "),
+                }
+                .into());
+            }
+        };
+        let record = store.record_path(&PointId(id.0));
+        if record.exists() {
+            let own = read_point(&record, Some(id))?;
+            let records = record.parent().unwrap_or(Path::new("/")).to_owned();
+            return Ok((
+                History::follow(own, &record, &records)?,
+                PackSet::open([store.packs_dir()]),
+            ));
+        }
+        // Its directory holds it, if that is still there.
+        let directory = store
+            .points()?
+            .into_iter()
+            .find(|point| point.id.0 == id.0)
+            .and_then(|point| point.directory);
+        let directory = directory.ok_or_else(missing)?;
+        let dir = CheckpointDir::new(directory.path);
+        Ok((dir.history()?, PackSet::open([dir.packs()])))
+    }
+
+    /// Whether a backend of this host can run the point.
+    fn check_host(&self, point: &Point, backend: Backend) -> Result<(), EngineError> {
+        let unrestorable = |reason: String| EngineError::Unrestorable {
+            id: point.id().short(),
+            reason,
+        };
+        let host = &point.record().host;
+        if host.architecture != "x86_64" || host.guest_os != "linux" {
+            return Err(unrestorable(format!(
+                "it is a {} {} guest, this version runs x86_64 linux guests",
+                host.architecture, host.guest_os
+            )));
+        }
+        let hypervisor = backend::open(backend::choose(backend, self.home())?)?;
+        let x86 = hypervisor.capabilities().x86.as_ref();
+        let x86 = x86.ok_or_else(|| unrestorable("this host runs no x86_64 guests".to_owned()))?;
+        let machine = X86MachineRecord::find(&point.record().states)
+            .map_err(|error| unrestorable(error.to_string()))?;
+        check_profile(&machine.cpuid, &x86.cpuid)
+            .map_err(|error| unrestorable(error.to_string()))?;
+        let difference = u64::from(machine.tsc_khz.abs_diff(x86.tsc_khz));
+        let tolerance = u64::from(x86.tsc_khz) * TSC_TOLERANCE_PPM / 1_000_000;
+        if difference > tolerance && !x86.tsc_scaling {
+            return Err(unrestorable(format!(
+                "its TSC runs at {} kHz, this host's at {} kHz without scaling",
+                machine.tsc_khz, x86.tsc_khz
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// What a point fixes may be repeated only if equal.
+fn check_equal(options: &CreateFromOptions, record: &PointRecord) -> Result<(), EngineError> {
+    let spec = &record.spec;
+    let mut differs = Vec::new();
+    if options
+        .cpus
+        .is_some_and(|cpus| u32::from(cpus) != spec.vcpus)
+    {
+        differs.push(format!("--cpus {}", spec.vcpus));
+    }
+    if options
+        .memory_bytes
+        .is_some_and(|bytes| bytes != spec.memory_bytes)
+    {
+        differs.push(format!("--mem {}M", spec.memory_bytes >> 20));
+    }
+    if options
+        .disk_bytes
+        .is_some_and(|bytes| bytes != spec.disk_bytes)
+    {
+        differs.push(format!("--disk {}M", spec.disk_bytes >> 20));
+    }
+    if options
+        .cpu
+        .as_ref()
+        .is_some_and(|cpu| *cpu != record.host.cpu_profile)
+    {
+        differs.push(format!("--cpu {}", record.host.cpu_profile));
+    }
+    if differs.is_empty() {
+        return Ok(());
+    }
+    Err(EngineError::Invalid {
+        what: format!(
+            "the point has {}, which cannot be changed",
+            differs.join(" ")
+        ),
+        hint: Some("leave these options out".to_owned()),
+    })
+}
+
+fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) -> MachineFile {
+    let record = point.record();
+    let spec = &record.spec;
+    let mut environment: BTreeMap<_, _> = spec.environment.iter().cloned().collect();
+    environment.extend(options.environment.clone());
+    let mut labels: BTreeMap<_, _> = spec.labels.iter().cloned().collect();
+    labels.extend(options.labels.clone());
+    let recorded = Some(spec.working_directory.clone()).filter(|directory| !directory.is_empty());
+    MachineFile {
+        v: MACHINE_FILE_VERSION,
+        name: name.clone(),
+        created_unix: unix_now(),
+        spec: MachineSpec {
+            cpus: u8::try_from(spec.vcpus).ok(),
+            memory_bytes: spec.memory_bytes,
+            disk_bytes: spec.disk_bytes,
+            cpu: Some(record.host.cpu_profile.clone()),
+            backend: options.backend,
+            environment,
+            working_directory: options.working_directory.clone().or(recorded),
+            labels,
+        },
+        origin: MachineOrigin::Point {
+            id: point.id().to_string(),
+            machine: record.machine.clone(),
+        },
+        state: RecordedState::Created,
+        disk: DiskFile {
+            base: "base-0.map".to_owned(),
+            layers: vec!["layer-1".to_owned()],
+            next: 2,
+        },
+        command_line: record.boot.command_line.clone(),
+        head: Some(point.id().to_string()),
+        restore: Some(point.id().to_string()),
+        store: None,
+        keep_identity: options.keep_identity,
+        has_identity: false,
+        branchable: true,
+        starts: 0,
+    }
+}
+
+/// Puts everything that the machine needs into its own directory.
+fn fill_from_point(dir: &MachineDir, found: &Found) -> Result<(), EngineError> {
+    for path in [dir.packs(), dir.records(), dir.disk()] {
+        fs::create_dir(&path).map_err(io_error("create directory", &path))?;
+    }
+    for (point, file) in found.history.with_files() {
+        found.packs.pin_into(&dir.packs(), &chunk_ids(point))?;
+        link_record(file, &dir.records().join(record_file_name(&point.id())))?;
+    }
+    let own = PackSet::open([dir.packs()]);
+    let record = found.history.points()[0].record();
+    let disk = record
+        .disk(crate::supervisor::ROOT_DISK)
+        .ok_or_else(|| EngineError::Invalid {
+            what: "the point has no root disk".to_owned(),
+            hint: None,
+        })?;
+    let map = ImageMap::new(disk.chunks.iter().map(|chunk| ChunkId(chunk.0)).collect());
+    replace_file(&dir.disk().join("base-0.map"), &map.encode())?;
+    create_overlay(&dir.disk().join("layer-1"), disk.size_bytes)?;
+    write_blob(&own, &record.boot.kernel, &dir.kernel())?;
+    write_blob(&own, &record.boot.initramfs, &dir.initramfs())
+}
+
+/// Writes a blob of the point as a file, verified.
+fn write_blob(packs: &PackSet, blob: &Blob, path: &Path) -> Result<(), EngineError> {
+    let mut file = File::create_new(path).map_err(io_error("create", path))?;
+    let mut left = blob.size_bytes;
+    let mut bytes = vec![0; MAX_CHUNK_BYTES];
+    for chunk in blob.chunks.iter() {
+        let want = left.min(MAX_CHUNK_BYTES as u64) as usize;
+        let length = packs
+            .get(&ChunkId(chunk.0), &mut bytes)
+            .map_err(PointError::from)?;
+        bytes[length..].fill(0);
+        file.write_all(&bytes[..want])
+            .map_err(io_error("write", path))?;
+        left -= want as u64;
+    }
+    Ok(())
+}

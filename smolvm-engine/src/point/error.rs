@@ -1,0 +1,94 @@
+use std::io;
+use std::path::PathBuf;
+
+use cas_store::{ReadError, StoreError};
+use snapshot_format::{CheckpointId, DecodeError, LimitError};
+use thiserror::Error;
+
+/// Why a point could not be read or published.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PointError {
+    /// The host failed.
+    #[error("cannot {operation} {}", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// The host's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A record is damaged.
+    #[error("the record {} is damaged", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: DecodeError,
+    },
+    /// A record is another one than its name or its child says.
+    #[error("the record {} holds point {found}, not {expected}", path.display())]
+    OtherPoint {
+        /// The file.
+        path: PathBuf,
+        /// The point that it holds.
+        found: CheckpointId,
+        /// The point that it should hold.
+        expected: CheckpointId,
+    },
+    /// Not a checkpoint directory.
+    #[error("{} is not a checkpoint: it has no point.record", path.display())]
+    NotACheckpoint {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The generation asked for does not exist.
+    #[error("there is no point {asked}: there are {available}")]
+    NoGeneration {
+        /// What was asked for.
+        asked: String,
+        /// What there is, for a person.
+        available: String,
+    },
+    /// A prefix of an id that several points have.
+    #[error("{asked} is ambiguous: {candidates}")]
+    Ambiguous {
+        /// What was asked for.
+        asked: String,
+        /// The points that it may mean.
+        candidates: String,
+    },
+    /// The path for a new checkpoint is taken.
+    #[error("{} exists already; nothing is overwritten", path.display())]
+    Taken {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Chunks could not be stored or linked.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Chunks could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The record would be too large.
+    #[error("the point is too large to be recorded")]
+    Limit(#[from] LimitError),
+}
+
+impl PointError {
+    /// Wraps an error of the host.
+    pub(crate) fn io(
+        operation: &'static str,
+        path: &std::path::Path,
+    ) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |source| Self::Io {
+            operation,
+            path,
+            source,
+        }
+    }
+}

@@ -1,0 +1,130 @@
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use snapshot_format::limits::MAX_RECORD_BYTES;
+use snapshot_format::{CheckpointId, IdPrefix, Point};
+
+use super::error::PointError;
+
+/// Name of a record's file in `records/` and `generations/`.
+pub(crate) fn record_file_name(id: &CheckpointId) -> String {
+    format!("{id}.record")
+}
+
+/// Reads and checks a record; `expected` is the id that it must have.
+pub(crate) fn read_point(path: &Path, expected: Option<CheckpointId>) -> Result<Point, PointError> {
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(PointError::io("open", path))?;
+    file.take(MAX_RECORD_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(PointError::io("read", path))?;
+    let damaged = |source| PointError::Damaged {
+        path: path.to_owned(),
+        source,
+    };
+    let point = Point::decode(&bytes).map_err(damaged)?;
+    match expected {
+        Some(expected) if expected != point.id() => Err(PointError::OtherPoint {
+            path: path.to_owned(),
+            found: point.id(),
+            expected,
+        }),
+        _ => Ok(point),
+    }
+}
+
+/// A point and those of its parents that exist, newest first.
+#[derive(Debug)]
+pub(crate) struct History {
+    points: Vec<Point>,
+    /// The file of each point's record.
+    files: Vec<PathBuf>,
+}
+
+impl History {
+    /// Follows the parents of `own` through the records in `directory`, as far as they exist.
+    pub(crate) fn follow(own: Point, file: &Path, directory: &Path) -> Result<Self, PointError> {
+        let mut points = vec![own];
+        let mut files = vec![file.to_owned()];
+        while let Some(parent) = points[points.len() - 1].record().parent {
+            // An id is a hash over the parent's id: a circle cannot be, but damage must not hang us.
+            if points.iter().any(|point| point.id() == parent) {
+                break;
+            }
+            let path = directory.join(record_file_name(&parent));
+            match read_point(&path, Some(parent)) {
+                Err(PointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                    break;
+                }
+                result => {
+                    points.push(result?);
+                    files.push(path);
+                }
+            }
+        }
+        Ok(Self { points, files })
+    }
+
+    /// The points, newest first.
+    pub(crate) fn points(&self) -> &[Point] {
+        &self.points
+    }
+
+    /// Each point with the file of its record, newest first.
+    pub(crate) fn with_files(&self) -> impl Iterator<Item = (&Point, &Path)> {
+        self.points
+            .iter()
+            .zip(self.files.iter().map(PathBuf::as_path))
+    }
+
+    /// Position of `~N`, a full id or a unique prefix of one.
+    pub(crate) fn resolve(&self, asked: &str) -> Result<usize, PointError> {
+        let last = self.points.len() - 1;
+        let missing = || PointError::NoGeneration {
+            asked: asked.to_owned(),
+            available: match last {
+                0 => "only ~0".to_owned(),
+                last => format!("~0 to ~{last}"),
+            },
+        };
+        if let Some(number) = asked.strip_prefix('~') {
+            let number: usize = number.parse().map_err(|_| missing())?;
+            return if number <= last {
+                Ok(number)
+            } else {
+                Err(missing())
+            };
+        }
+        let prefix = IdPrefix::parse(asked).map_err(|_| missing())?;
+        let found: Vec<usize> = (0..=last)
+            .filter(|n| prefix.matches(&self.points[*n].id()))
+            .collect();
+        match found.as_slice() {
+            [only] => Ok(*only),
+            [] => Err(missing()),
+            several => Err(PointError::Ambiguous {
+                asked: asked.to_owned(),
+                candidates: several
+                    .iter()
+                    .map(|number| format!("~{number} {}", self.points[*number].id().short()))
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            }),
+        }
+    }
+
+    /// Forgets the points before `position`: the one there is the newest afterwards.
+    pub(crate) fn from_position(mut self, position: usize) -> Self {
+        self.points.drain(..position);
+        self.files.drain(..position);
+        self
+    }
+
+    /// Keeps at most `earlier` points beside the newest.
+    pub(crate) fn limit(mut self, earlier: usize) -> Self {
+        self.points.truncate(earlier.saturating_add(1));
+        self.files.truncate(earlier.saturating_add(1));
+        self
+    }
+}

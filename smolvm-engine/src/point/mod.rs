@@ -1,0 +1,13 @@
+//! Saved points as files: checkpoint directories, a machine's own records, stores.
+
+mod checkpoint_dir;
+mod error;
+mod history;
+mod publish;
+
+pub(crate) use checkpoint_dir::{CheckpointDir, SUFFIX};
+pub use error::PointError;
+pub(crate) use history::{History, read_point, record_file_name};
+pub(crate) use publish::{
+    Publication, chunk_ids, link_record, publish, sync_directory, write_synced,
+};

@@ -1,0 +1,158 @@
+//! Publishing a checkpoint directory: it appears whole, durable and never in place of another.
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use cas_store::{ChunkId, PackSet, STAGING_MARK, SealedCapture};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use snapshot_format::Point;
+
+use super::checkpoint_dir::CheckpointDir;
+use super::error::PointError;
+use super::history::{History, record_file_name};
+
+/// What is published.
+pub(crate) struct Publication<'a> {
+    /// Where; must not exist.
+    pub(crate) target: &'a Path,
+    /// The new point.
+    pub(crate) point: &'a Point,
+    /// Its bytes.
+    pub(crate) record: &'a [u8],
+    /// Earlier points, newest first.
+    pub(crate) earlier: Option<&'a History>,
+    /// Chunks of the earlier points.
+    pub(crate) earlier_packs: &'a PackSet,
+    /// The capture that holds the new point's chunks.
+    pub(crate) sealed: &'a SealedCapture,
+}
+
+/// Publishes. On an error nothing is left.
+pub(crate) fn publish(publication: &Publication<'_>) -> Result<(), PointError> {
+    let target = publication.target;
+    if target.symlink_metadata().is_ok() {
+        return Err(PointError::Taken {
+            path: target.to_owned(),
+        });
+    }
+    let staging = Staging::create(target, publication.sealed)?;
+    let dir = CheckpointDir::new(&staging.path);
+    for path in [dir.packs(), dir.generations()] {
+        make_directory(&path)?;
+    }
+    let ids = chunk_ids(publication.point);
+    publication.sealed.pin_into(&dir.packs(), &ids)?;
+    for (point, file) in publication
+        .earlier
+        .iter()
+        .flat_map(|history| history.with_files())
+    {
+        publication
+            .earlier_packs
+            .pin_into(&dir.packs(), &chunk_ids(point))?;
+        let name = record_file_name(&point.id());
+        link_record(file, &dir.generations().join(name))?;
+    }
+    write_synced(&dir.record(), publication.record)?;
+    for path in [dir.generations(), staging.path.clone()] {
+        sync_directory(&path)?;
+    }
+    staging.publish(target)
+}
+
+/// The ids of all chunks of a point.
+pub(crate) fn chunk_ids(point: &Point) -> Vec<ChunkId> {
+    let mut ids: Vec<ChunkId> = point
+        .record()
+        .all_chunks()
+        .map(|chunk| ChunkId(chunk.0))
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// Puts a record at `to`, by link where possible.
+pub(crate) fn link_record(from: &Path, to: &Path) -> Result<(), PointError> {
+    if fs::hard_link(from, to).is_ok() {
+        return Ok(());
+    }
+    let bytes = fs::read(from).map_err(PointError::io("read", from))?;
+    write_synced(to, &bytes)
+}
+
+fn make_directory(path: &Path) -> Result<(), PointError> {
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(path)
+        .map_err(PointError::io("create directory", path))
+}
+
+/// Writes a new file and makes its content durable.
+pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), PointError> {
+    use std::io::Write;
+    let mut file = fs::File::options()
+        .create_new(true)
+        .write(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(PointError::io("create", path))?;
+    file.write_all(bytes)
+        .map_err(PointError::io("write", path))?;
+    file.sync_all().map_err(PointError::io("sync", path))
+}
+
+/// Makes the entries of a directory durable.
+pub(crate) fn sync_directory(path: &Path) -> Result<(), PointError> {
+    fs::File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(PointError::io("sync directory", path))
+}
+
+/// A hidden sibling of the target; removed again unless it is published. If this process is killed,
+/// the store removes it when it is opened next.
+struct Staging {
+    path: PathBuf,
+    published: bool,
+}
+
+impl Staging {
+    fn create(target: &Path, sealed: &SealedCapture) -> Result<Self, PointError> {
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        let parent = target.parent().unwrap_or(Path::new("."));
+        let unique = std::process::id();
+        let nanos = snapshot_format::WallTime::now().nanos;
+        let path = parent.join(format!(".{name}{STAGING_MARK}{unique}-{nanos}"));
+        make_directory(&path)?;
+        let staging = Self {
+            path,
+            published: false,
+        };
+        sealed.stage_outside(&staging.path)?;
+        Ok(staging)
+    }
+
+    fn publish(mut self, target: &Path) -> Result<(), PointError> {
+        match renameat_with(CWD, &self.path, CWD, target, RenameFlags::NOREPLACE) {
+            Ok(()) => self.published = true,
+            Err(rustix::io::Errno::EXIST) => {
+                return Err(PointError::Taken {
+                    path: target.to_owned(),
+                });
+            }
+            Err(error) => return Err(PointError::io("publish", target)(error.into())),
+        }
+        sync_directory(target.parent().unwrap_or(Path::new(".")))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.published
+            && let Err(error) = fs::remove_dir_all(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "staging directory left behind");
+        }
+    }
+}

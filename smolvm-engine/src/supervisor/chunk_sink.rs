@@ -1,0 +1,168 @@
+//! From the window into the store: chunks of memory are hashed, compressed and written.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use cas_store::{Capture, ChunkId, MAX_CHUNK_BYTES, PackSet, StoreError};
+use snapshot_format::{ChunkMap, ChunkRef, MemoryRegion, Point};
+use thiserror::Error;
+use vmm_core::ram::{RamLayout, RamLayoutError};
+use vmm_core::x86::ram_layout;
+
+use super::disk_capture::{self, DiskCaptureError};
+use crate::vmm::messages::CapturedChunk;
+
+/// Threads that hash and compress.
+const THREADS: usize = 2;
+
+/// Why chunks could not be stored.
+#[derive(Debug, Error)]
+pub(crate) enum SinkError {
+    #[error("no shared memory for the capture")]
+    Window(#[source] io::Error),
+    #[error("the VMM names a chunk or a slot that does not exist")]
+    Bounds,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Layout(#[from] RamLayoutError),
+    #[error(transparent)]
+    Adopt(#[from] DiskCaptureError),
+}
+
+/// Takes a machine's memory in.
+pub(super) struct ChunkSink<'a> {
+    capture: &'a Capture,
+    layout: RamLayout,
+    window: File,
+    /// One entry per 64 KiB of memory, over all regions.
+    chunks: Vec<ChunkRef>,
+    /// Which entries came in this capture.
+    fresh: Vec<bool>,
+    seen_bytes: u64,
+}
+
+impl<'a> ChunkSink<'a> {
+    /// A sink for memory of `memory_bytes` that is equal to `base` where nothing else comes.
+    pub(super) fn new(
+        capture: &'a Capture,
+        base: Option<&Point>,
+        memory_bytes: u64,
+    ) -> Result<Self, SinkError> {
+        let layout = ram_layout(memory_bytes)?;
+        let count = (layout.total_bytes() / MAX_CHUNK_BYTES as u64) as usize;
+        let mut chunks = Vec::with_capacity(count);
+        for region in base.iter().flat_map(|point| &point.record().memory) {
+            chunks.extend(region.chunks.iter());
+        }
+        chunks.resize(count, ChunkRef::ZERO);
+        let window = new_window().map_err(SinkError::Window)?;
+        Ok(Self {
+            capture,
+            layout,
+            window,
+            fresh: vec![false; count],
+            chunks,
+            seen_bytes: 0,
+        })
+    }
+
+    /// The memory that is shared with the VMM.
+    pub(super) fn window(&self) -> Result<File, SinkError> {
+        self.window.try_clone().map_err(SinkError::Window)
+    }
+
+    /// Bytes of memory seen so far.
+    pub(super) fn seen_bytes(&self) -> u64 {
+        self.seen_bytes
+    }
+
+    /// Takes chunks from the window; returns the slots that are free again.
+    pub(super) fn take(&mut self, batch: &[CapturedChunk]) -> Result<Vec<u32>, SinkError> {
+        self.seen_bytes += (batch.len() * MAX_CHUNK_BYTES) as u64;
+        let part = batch.len().div_ceil(THREADS).max(1);
+        let (window, capture) = (&self.window, self.capture);
+        let stored: Result<Vec<Vec<_>>, SinkError> = std::thread::scope(|scope| {
+            let threads: Vec<_> = batch
+                .chunks(part)
+                .map(|part| scope.spawn(move || store(window, capture, part)))
+                .collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or(Err(SinkError::Bounds))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        for (chunk, id) in stored?.into_iter().flatten() {
+            let index = usize::try_from(chunk).map_err(|_| SinkError::Bounds)?;
+            *self.chunks.get_mut(index).ok_or(SinkError::Bounds)? = id;
+            self.fresh[index] = true;
+        }
+        Ok(batch.iter().filter_map(|chunk| chunk.slot).collect())
+    }
+
+    /// Brings in what did not change, from the machine's own packs, and returns the maps.
+    pub(super) fn finish(self, machine_packs: &PackSet) -> Result<Vec<MemoryRegion>, SinkError> {
+        let unchanged: Vec<ChunkId> = self
+            .chunks
+            .iter()
+            .zip(&self.fresh)
+            .filter(|(chunk, fresh)| !**fresh && !chunk.is_zero())
+            .map(|(chunk, _)| ChunkId(chunk.0))
+            .collect();
+        disk_capture::adopt(self.capture, machine_packs, unchanged)?;
+        let mut chunks = self.chunks.into_iter();
+        let regions = self.layout.regions().iter().map(|region| {
+            let count = (region.bytes / MAX_CHUNK_BYTES as u64) as usize;
+            let mut map = ChunkMap::new();
+            chunks
+                .by_ref()
+                .take(count)
+                .for_each(|chunk| map.push(chunk));
+            MemoryRegion {
+                start_gpa: region.start.0,
+                size_bytes: region.bytes,
+                chunks: map,
+            }
+        });
+        Ok(regions.collect())
+    }
+}
+
+/// Reads chunks out of the window, into private memory first: the VMM may change it at any time.
+fn store(
+    window: &File,
+    capture: &Capture,
+    batch: &[CapturedChunk],
+) -> Result<Vec<(u64, ChunkRef)>, SinkError> {
+    let mut bytes = vec![0; MAX_CHUNK_BYTES];
+    let mut stored = Vec::with_capacity(batch.len());
+    for CapturedChunk { chunk, slot } in batch {
+        let id = match slot {
+            None => ChunkRef::ZERO,
+            Some(slot) => {
+                let at = u64::from(*slot) * MAX_CHUNK_BYTES as u64;
+                window
+                    .read_exact_at(&mut bytes, at)
+                    .map_err(|_| SinkError::Bounds)?;
+                ChunkRef(capture.put(&bytes)?.0)
+            }
+        };
+        stored.push((*chunk, id));
+    }
+    Ok(stored)
+}
+
+#[cfg(target_os = "linux")]
+fn new_window() -> io::Result<File> {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    Ok(File::from(memfd_create(
+        "smolvm-capture",
+        MemfdFlags::CLOEXEC,
+    )?))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn new_window() -> io::Result<File> {
+    tempfile::tempfile()
+}

@@ -1,0 +1,126 @@
+//! The record of a point, put together from what a capture brought.
+
+use serde::{Deserialize, Serialize};
+use snapshot_format::{
+    BootBlobs, CHUNK_BYTES, DiskMap, HostContract, MachineSpec, MemoryRegion, Point, PointRecord,
+    StateRecord, WallTime,
+};
+use thiserror::Error;
+use vmm_core::machine::X86MachineRecord;
+use vmm_core::unit::UnitError;
+
+use super::run::Shared;
+use crate::machine::{MachineFile, MachineOrigin};
+
+/// Why there is no record.
+#[derive(Debug, Error)]
+pub(crate) enum RecordError {
+    #[error(transparent)]
+    Unit(#[from] UnitError),
+    #[error("the id of the head is damaged")]
+    Head(#[from] snapshot_format::InvalidId),
+}
+
+/// Everything that consists of chunks.
+pub(super) struct Maps {
+    pub(super) memory: Vec<MemoryRegion>,
+    pub(super) disk: Vec<DiskMap>,
+    pub(super) boot: BootBlobs,
+}
+
+/// Puts the record together.
+pub(super) fn assemble(
+    machine: &MachineFile,
+    shared: &Shared,
+    message: &str,
+    taken: WallTime,
+    states: Vec<StateRecord>,
+    maps: Maps,
+) -> Result<PointRecord, RecordError> {
+    let cpu = X86MachineRecord::find(&states)?;
+    let data_chunks = maps
+        .memory
+        .iter()
+        .map(|region| region.chunks.data_len())
+        .sum::<u64>()
+        + maps
+            .disk
+            .iter()
+            .map(|disk| disk.chunks.data_len())
+            .sum::<u64>();
+    Ok(PointRecord {
+        machine: machine.name.to_string(),
+        taken,
+        message: message.to_owned(),
+        parent: machine.head.as_deref().map(str::parse).transpose()?,
+        host: HostContract {
+            guest_os: "linux".to_owned(),
+            architecture: "x86_64".to_owned(),
+            backend: shared.backend.clone(),
+            cpu_vendor: cpu.vendor(),
+            cpu_profile: shared.cpu.clone(),
+            tsc_khz: cpu.tsc_khz.into(),
+            page_size_bytes: 4096,
+            machine_model: 1,
+        },
+        spec: spec_of(machine, shared),
+        memory: maps.memory,
+        disks: maps.disk,
+        boot: maps.boot,
+        states,
+        agent_protocol: agent_protocol::hello::MAX_VERSION.into(),
+        data_bytes: data_chunks * CHUNK_BYTES,
+        in_flight: Vec::new(),
+    })
+}
+
+fn spec_of(machine: &MachineFile, shared: &Shared) -> MachineSpec {
+    let pairs = |map: &std::collections::BTreeMap<String, String>| {
+        map.iter()
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
+    };
+    let (image, kernel) = match &machine.origin {
+        MachineOrigin::Image { image, kernel } => (image.clone(), kernel.clone()),
+        MachineOrigin::Point { .. } => (String::new(), String::new()),
+    };
+    MachineSpec {
+        vcpus: shared.vcpus.into(),
+        memory_bytes: machine.spec.memory_bytes,
+        disk_bytes: machine.spec.disk_bytes,
+        environment: pairs(&machine.spec.environment),
+        working_directory: machine.spec.working_directory.clone().unwrap_or_default(),
+        labels: pairs(&machine.spec.labels),
+        image,
+        kernel,
+    }
+}
+
+/// What a store's log says of a point, also when its record is gone: one line of JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LogLine {
+    /// The machine.
+    pub(crate) machine: String,
+    /// Seconds since 1970.
+    pub(crate) taken_unix: u64,
+    /// The user's message.
+    pub(crate) message: String,
+    /// Bytes that are not zero.
+    pub(crate) data_bytes: u64,
+    /// The parent's full id.
+    pub(crate) parent: Option<String>,
+}
+
+/// The line of a point.
+pub(super) fn log_line(point: &Point) -> String {
+    let record = point.record();
+    let line = LogLine {
+        machine: record.machine.clone(),
+        taken_unix: record.taken.seconds,
+        message: record.message.clone(),
+        data_bytes: record.data_bytes,
+        parent: record.parent.map(|parent| parent.to_string()),
+    };
+    // Plain data always has a JSON form.
+    serde_json::to_string(&line).unwrap_or_default()
+}

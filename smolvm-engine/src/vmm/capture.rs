@@ -1,0 +1,340 @@
+//! Capturing a machine while it runs.
+//!
+//! Rounds of pre-copy bring most of memory out while the guest goes on; the chunks of the last, small
+//! round are kept here. Then the machine is paused: registers and devices are read, the disk gets a
+//! new top, the kept copies are patched with what was written since. It runs again before anything of
+//! that is sent.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use cow_disk::{FrozenView, LayerError, LayeredDisk, Overlay, OverlayError};
+use snapshot_format::StateRecord;
+use thiserror::Error;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+use vmm_core::Gpa;
+use vmm_core::machine::{MachineError, RunningMachine};
+use vmm_core::ram::{GuestRam, PAGE_BYTES};
+use vmm_core::tracker::{DirtySet, TrackerError};
+
+use super::messages::{BeginCapture, CapturedChunk, FromVmm, UnitState};
+use crate::channel::ChannelError;
+
+/// Size in bytes of a chunk.
+const CHUNK_BYTES: u64 = 64 << 10;
+/// Most chunks kept for the pause: 128 MiB.
+const MAX_KEPT_CHUNKS: usize = 2048;
+/// Most rounds of pre-copy after the first.
+const MAX_ROUNDS: usize = 3;
+/// Chunks announced in one message.
+const BATCH: usize = 64;
+
+/// Why a capture failed.
+#[derive(Debug, Error)]
+pub(super) enum CaptureError {
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    #[error(transparent)]
+    Tracker(#[from] TrackerError),
+    #[error("guest memory cannot be read")]
+    Memory(#[from] GuestMemoryError),
+    #[error("the new layer of the disk")]
+    Overlay(#[from] OverlayError),
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    #[error("the window cannot be written")]
+    Window(#[source] io::Error),
+    #[error("the supervisor is gone")]
+    Channel(#[from] ChannelError),
+}
+
+/// The VMM's side of the talk with the supervisor.
+pub(super) trait Peer {
+    /// Sends a message.
+    fn send(&mut self, message: FromVmm) -> Result<(), ChannelError>;
+
+    /// Waits for slots of the window that are free again.
+    fn wait_free_slots(&mut self) -> Result<Vec<u32>, ChannelError>;
+}
+
+/// What a capture took, until it is over.
+pub(super) struct Captured {
+    /// Pages that count as written again if it fails.
+    taken: DirtySet,
+    /// The disk at the instant.
+    pub(super) frozen: FrozenView,
+}
+
+impl Captured {
+    /// Undoes what the capture took from the tracker.
+    pub(super) fn give_back(&self, machine: &RunningMachine) {
+        machine.tracker().give_back(&self.taken);
+    }
+}
+
+/// Captures the machine; chunks and states go to `peer`. On an error nothing is lost: what was taken
+/// is given back.
+pub(super) fn capture(
+    machine: &mut RunningMachine,
+    disk: &LayeredDisk,
+    request: BeginCapture,
+    tracked: bool,
+    window: &File,
+    top: File,
+    peer: &mut dyn Peer,
+) -> Result<Captured, CaptureError> {
+    let ram = machine.ram().clone();
+    let mut taken = DirtySet::empty(&ram);
+    let sender = Sender::new(&ram, window, request.slots, peer);
+    let result = run(
+        machine,
+        disk,
+        request.full,
+        tracked,
+        top,
+        &mut taken,
+        sender,
+    );
+    match result {
+        Ok(frozen) => Ok(Captured { taken, frozen }),
+        Err(error) => {
+            machine.tracker().give_back(&taken);
+            Err(error)
+        }
+    }
+}
+
+fn run(
+    machine: &mut RunningMachine,
+    disk: &LayeredDisk,
+    full: bool,
+    tracked: bool,
+    top: File,
+    taken: &mut DirtySet,
+    mut sender: Sender<'_>,
+) -> Result<FrozenView, CaptureError> {
+    let top = Overlay::open(top)?;
+    let mut kept = Kept::default();
+    if tracked {
+        pre_copy(machine, full, taken, &mut sender, &mut kept)?;
+    }
+    let begin = Instant::now();
+    let paused = machine.pause()?;
+    let last = if tracked {
+        paused.tracker().take()?
+    } else {
+        DirtySet::full(paused.ram())
+    };
+    taken.merge(&last);
+    let states = paused.save()?;
+    let frozen = disk.freeze(top)?;
+    if tracked {
+        kept.patch(paused.ram(), &last, &mut sender)?;
+    } else {
+        // Without tracking, what is written during the copy would be missed: the pause lasts.
+        sender.send_set(&last)?;
+    }
+    let instant = SystemTime::now();
+    paused.resume()?;
+    let pause_micros = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
+    sender.send_kept(&kept)?;
+    sender.flush()?;
+    let since = instant.duration_since(UNIX_EPOCH).unwrap_or_default();
+    sender.peer.send(FromVmm::Frozen {
+        states: states.into_iter().map(to_message).collect(),
+        pause_micros,
+        taken: (since.as_secs(), since.subsec_nanos()),
+    })?;
+    sender.peer.send(FromVmm::MemoryDone)?;
+    Ok(frozen)
+}
+
+fn to_message(record: StateRecord) -> UnitState {
+    let StateRecord {
+        unit,
+        kind,
+        version,
+        bytes,
+    } = record;
+    UnitState {
+        unit,
+        kind,
+        version,
+        bytes,
+    }
+}
+
+/// Brings out what is written, again and again, until little is left; that is kept.
+fn pre_copy(
+    machine: &RunningMachine,
+    full: bool,
+    taken: &mut DirtySet,
+    sender: &mut Sender<'_>,
+    kept: &mut Kept,
+) -> Result<(), CaptureError> {
+    let tracker = machine.tracker();
+    let mut round = tracker.take()?;
+    taken.merge(&round);
+    if full {
+        round = DirtySet::full(machine.ram());
+    }
+    for _ in 0..MAX_ROUNDS {
+        if round.units(CHUNK_BYTES).take(MAX_KEPT_CHUNKS + 1).count() <= MAX_KEPT_CHUNKS / 2 {
+            break;
+        }
+        sender.send_set(&round)?;
+        sender.flush()?;
+        round = tracker.take()?;
+        taken.merge(&round);
+    }
+    let mut units = round.units(CHUNK_BYTES);
+    for gpa in units.by_ref().take(MAX_KEPT_CHUNKS) {
+        kept.copy(machine.ram(), gpa)?;
+    }
+    // A writer that is too hot for the rounds: the rest goes out now and may go out again.
+    for gpa in units {
+        sender.send_unit(gpa)?;
+    }
+    Ok(())
+}
+
+/// Copies of chunks that are completed in the pause.
+#[derive(Default)]
+struct Kept {
+    chunks: BTreeMap<Gpa, Box<[u8]>>,
+}
+
+impl Kept {
+    fn copy(&mut self, ram: &GuestRam, gpa: Gpa) -> Result<(), CaptureError> {
+        let mut bytes = vec![0; CHUNK_BYTES as usize].into_boxed_slice();
+        ram.read_slice(&mut bytes, gpa.into())?;
+        self.chunks.insert(gpa, bytes);
+        Ok(())
+    }
+
+    /// Brings the copies up to date with the pages of `last`; the machine is paused. What does not
+    /// fit is sent at once, at the price of a longer pause.
+    fn patch(
+        &mut self,
+        ram: &GuestRam,
+        last: &DirtySet,
+        sender: &mut Sender<'_>,
+    ) -> Result<(), CaptureError> {
+        let mut whole = None;
+        for page in last.pages() {
+            let unit = Gpa(page.0 & !(CHUNK_BYTES - 1));
+            if whole == Some(unit) {
+                continue;
+            }
+            if let Some(bytes) = self.chunks.get_mut(&unit) {
+                let at = (page.0 - unit.0) as usize;
+                ram.read_slice(&mut bytes[at..at + PAGE_BYTES as usize], page.into())?;
+                continue;
+            }
+            whole = Some(unit);
+            if self.chunks.len() < MAX_KEPT_CHUNKS {
+                self.copy(ram, unit)?;
+            } else {
+                sender.send_unit(unit)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts chunks into the window and announces them.
+struct Sender<'a> {
+    ram: &'a GuestRam,
+    window: &'a File,
+    free: VecDeque<u32>,
+    batch: Vec<CapturedChunk>,
+    buffer: Vec<u8>,
+    peer: &'a mut dyn Peer,
+}
+
+impl<'a> Sender<'a> {
+    fn new(ram: &'a GuestRam, window: &'a File, slots: u32, peer: &'a mut dyn Peer) -> Self {
+        Self {
+            ram,
+            window,
+            free: (0..slots).collect(),
+            batch: Vec::new(),
+            buffer: vec![0; CHUNK_BYTES as usize],
+            peer,
+        }
+    }
+
+    fn send_set(&mut self, set: &DirtySet) -> Result<(), CaptureError> {
+        set.units(CHUNK_BYTES)
+            .try_for_each(|gpa| self.send_unit(gpa))
+    }
+
+    fn send_unit(&mut self, gpa: Gpa) -> Result<(), CaptureError> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let result = self
+            .ram
+            .read_slice(&mut buffer, GuestAddress(gpa.0))
+            .map_err(CaptureError::from)
+            .and_then(|()| self.send_bytes(gpa, &buffer));
+        self.buffer = buffer;
+        result
+    }
+
+    fn send_kept(&mut self, kept: &Kept) -> Result<(), CaptureError> {
+        kept.chunks
+            .iter()
+            .try_for_each(|(gpa, bytes)| self.send_bytes(*gpa, bytes))
+    }
+
+    fn send_bytes(&mut self, gpa: Gpa, bytes: &[u8]) -> Result<(), CaptureError> {
+        let chunk = self.number_of(gpa);
+        let slot = if cas_store::is_zero(bytes) {
+            None
+        } else {
+            let slot = self.take_slot()?;
+            self.window
+                .write_all_at(bytes, u64::from(slot) * CHUNK_BYTES)
+                .map_err(CaptureError::Window)?;
+            Some(slot)
+        };
+        self.batch.push(CapturedChunk { chunk, slot });
+        if self.batch.len() >= BATCH {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// The chunk's number over all regions.
+    fn number_of(&self, gpa: Gpa) -> u64 {
+        let mut before = 0;
+        for region in self.ram.layout().regions() {
+            if region.contains(gpa) {
+                return before + (gpa.0 - region.start.0) / CHUNK_BYTES;
+            }
+            before += region.bytes / CHUNK_BYTES;
+        }
+        before
+    }
+
+    fn take_slot(&mut self) -> Result<u32, CaptureError> {
+        loop {
+            if let Some(slot) = self.free.pop_front() {
+                return Ok(slot);
+            }
+            // The supervisor can free only what it knows of.
+            self.flush()?;
+            self.free.extend(self.peer.wait_free_slots()?);
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), CaptureError> {
+        if !self.batch.is_empty() {
+            self.peer
+                .send(FromVmm::Chunks(std::mem::take(&mut self.batch)))?;
+        }
+        Ok(())
+    }
+}
