@@ -142,7 +142,7 @@ impl Engine {
             None => 0,
         };
         Ok(Found {
-            history: history.from_position(position),
+            history: history.starting_at(position),
             packs,
         })
     }

@@ -115,7 +115,7 @@ impl History {
     }
 
     /// Forgets the points before `position`: the one there is the newest afterwards.
-    pub(crate) fn from_position(mut self, position: usize) -> Self {
+    pub(crate) fn starting_at(mut self, position: usize) -> Self {
         self.points.drain(..position);
         self.files.drain(..position);
         self

@@ -151,9 +151,9 @@ impl Shared {
             .capture_route
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if !route
+        if route
             .as_ref()
-            .is_some_and(|route| route.send(message).is_ok())
+            .is_none_or(|route| route.send(message).is_err())
         {
             tracing::debug!("a message about a capture that nobody makes");
         }
