@@ -46,7 +46,7 @@ impl CpuidTable {
             .find(|entry| entry.leaf == leaf && (!entry.indexed || entry.subleaf == subleaf))
     }
 
-    /// The table as vCPU number `apic_id` sees it: leaf 1 EBX[31:24], leaves 0xB and 0x1F EDX, and
+    /// The table as vCPU number `apic_id` sees it: leaf 1 `EBX[31:24]`, leaves 0xB and 0x1F EDX, and
     /// leaf 0x8000_001E EAX hold the APIC id (Intel SDM volume 2, CPUID; AMD APM volume 3, E.4.17).
     pub fn for_vcpu(&self, apic_id: u8) -> Self {
         let mut table = self.clone();
