@@ -71,6 +71,20 @@ fn mtrr_slot(number: u32) -> Option<usize> {
     })
 }
 
+/// What kernels read on AMD's processors and virtual machines answer with zero: SYSCFG, HWCR, NB_CFG,
+/// interrupt pending, MMIO configuration base, TSEG, DC_CFG, BU_CFG2 (AMD APM volume 2, appendix A).
+const AMD_ZERO: [u32; 9] = [
+    0xc001_0010,
+    0xc001_0015,
+    0xc001_001f,
+    0xc001_0055,
+    0xc001_0058,
+    0xc001_0112,
+    0xc001_0113,
+    0xc001_1022,
+    0xc001_102a,
+];
+
 /// EFER bits that may be written.
 const EFER_WRITABLE: u64 = efer::SCE | efer::LME | efer::NXE;
 
@@ -158,6 +172,7 @@ impl Cpu {
         match number {
             // IA32_BIOS_SIGN_ID (microcode revision), IA32_PLATFORM_ID.
             0x8b | 0x17 => Some(0),
+            _ if AMD_ZERO.contains(&number) => Some(0),
             // IA32_MTRRCAP and the memory ranges: caching is not modelled, all is write-back.
             MTRR_CAP => Some(MTRR_CAP_VALUE),
             _ if mtrr_slot(number).is_some() => {
@@ -174,6 +189,7 @@ impl Cpu {
             msr::KVM_SYSTEM_TIME => self.set_system_time(v),
             msr::KVM_WALL_CLOCK => self.set_wall_clock(v),
             0x8b => {}
+            _ if AMD_ZERO.contains(&number) => return (v == 0).then_some(()),
             _ if mtrr_slot(number).is_some() => {
                 let slot = mtrr_slot(number).and_then(|i| self.msr.mtrr.get_mut(i));
                 if let Some(slot) = slot {

@@ -515,3 +515,61 @@ fn non_canonical_addresses_are_refused_before_anything_changes() {
     assert_eq!(r.run(), Stop::Halted);
     assert_eq!((frame(&r, 0), frame(&r, 1)), (0, CODE));
 }
+
+#[test]
+fn a_comparison_and_its_jump_do_as_one_what_they_do_apart() {
+    let values = [0u32, 1, 5, 0x7fff_ffff, 0x8000_0000, u32::MAX];
+    for cc in 0..16u8 {
+        let mut r = Rig::long(CODE);
+        // cmp eax, ebx; jcc +1; hlt; inc ecx; hlt
+        r.code(CODE, &[0x39, 0xd8, 0x70 | cc, 1, 0xf4, 0xff, 0xc1, 0xf4]);
+        for (a, b) in values
+            .iter()
+            .flat_map(|a| values.iter().map(move |b| (*a, *b)))
+        {
+            r.cpu.rip = CODE;
+            (r.cpu.regs[0], r.cpu.regs[3], r.cpu.regs[1]) = (a.into(), b.into(), 0);
+            let before = r.cpu.retired;
+            assert_eq!(r.run(), Stop::Halted);
+            let mut expect = crate::cpu::flags::LazyFlags::default();
+            expect.set_sub(a, b, a.wrapping_sub(b));
+            assert_eq!(r.cpu.regs[1] != 0, expect.cond(cc), "{cc} {a:#x} {b:#x}");
+            assert_eq!(r.cpu.lazy.to_bits(), {
+                if r.cpu.regs[1] != 0 {
+                    // INC keeps CF.
+                    let cf = expect.cf();
+                    expect.set_inc(0u32, 1);
+                    expect.put_cf(cf);
+                }
+                expect.to_bits()
+            });
+            // HLT does not retire before it is left.
+            assert_eq!(r.cpu.retired - before, 2 + r.cpu.regs[1]);
+        }
+    }
+}
+
+#[test]
+fn msrs_that_kernels_read_unguarded_are_there() {
+    let mut r = Rig::long(CODE);
+    for n in [
+        0xfe,
+        0x200,
+        0x20f,
+        0x250,
+        0x26f,
+        0x2ff,
+        0xc001_0010,
+        0xc001_0055,
+    ] {
+        assert!(r.cpu.read_msr(n).is_some(), "{n:#x}");
+    }
+    assert_eq!(r.cpu.read_msr(0xdead), None);
+    r.gate(13, HANDLER, 0, 0);
+    r.code(HANDLER, &[0xf4]);
+    // rdmsr
+    r.code(CODE, &[0x0f, 0x32]);
+    r.cpu.regs[1] = 0xdead;
+    assert_eq!(r.run(), Stop::Halted);
+    assert_eq!((frame(&r, 0), frame(&r, 1)), (0, CODE));
+}
