@@ -5,6 +5,7 @@ use snapshot_format::limits::*;
 use snapshot_format::*;
 
 type Change = fn(&mut PointRecord);
+type Build = fn(&mut FieldWriter);
 
 /// Each is refused although its neighbour at the limit is not.
 const BEYOND: [(Change, Change); 8] = [
@@ -84,7 +85,7 @@ fn writers_stop_right_at_the_limit() {
 
 #[test]
 fn readers_refuse_what_no_writer_writes() {
-    let bodies: [(&str, fn(&mut FieldWriter)); 5] = [
+    let bodies: [(&str, Build); 5] = [
         ("a long machine name", |w| {
             w.text(1, &"m".repeat(64));
         }),
