@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cas_store::{DirectoryState, Store};
-use snapshot_format::CheckpointId;
+use snapshot_format::{CheckpointId, LineageEntry};
 
 use crate::engine::Engine;
 use crate::error::{EngineError, free_name};
@@ -12,7 +12,6 @@ use crate::name::MachineName;
 use crate::point::{CheckpointDir, SUFFIX};
 use crate::progress::Progress;
 use crate::supervisor::control::{CheckpointDone, CheckpointRequest, Control, ControlReply};
-use crate::supervisor::record::LogLine;
 
 /// Earlier points in a checkpoint directory when nothing is said.
 pub const DEFAULT_HISTORY: usize = 32;
@@ -142,22 +141,11 @@ impl Engine {
 
     /// The log of a checkpoint directory: its own point first, then its parents. Changes nothing.
     pub fn checkpoint_log(&self, path: &Path) -> Result<Vec<LogEntry>, EngineError> {
-        let history = CheckpointDir::new(path).history()?;
-        let entry = |(generation, point): (usize, &snapshot_format::Point)| {
-            let record = point.record();
-            LogEntry {
-                generation: Some(generation),
-                id: point.id().to_string(),
-                short_id: point.id().short(),
-                parent: record.parent.map(|parent| parent.to_string()),
-                taken_unix: record.taken.seconds,
-                machine: record.machine.clone(),
-                message: record.message.clone(),
-                data_bytes: record.data_bytes,
-                gone: false,
-            }
-        };
-        Ok(history.points().iter().enumerate().map(entry).collect())
+        let lineage = CheckpointDir::new(path).history()?.lineage()?;
+        let entries = lineage.entries().iter().enumerate();
+        Ok(entries
+            .map(|(generation, entry)| log_entry(entry, Some(generation), false))
+            .collect())
     }
 
     /// The log of a store, oldest first; also points whose data is gone. `machine` shows only those of
@@ -171,31 +159,38 @@ impl Engine {
         let store = Store::open_existing(path)?;
         let mut entries = Vec::new();
         for point in store.points()? {
-            let Ok(line) = serde_json::from_str::<LogLine>(&point.meta) else {
-                continue;
-            };
             let in_directory = point
                 .directory
                 .as_ref()
                 .is_some_and(|directory| matches!(directory.state, DirectoryState::Present));
-            let id = CheckpointId(point.id.0);
-            entries.push(LogEntry {
-                generation: None,
-                id: id.to_string(),
-                short_id: id.short(),
-                parent: line.parent,
-                taken_unix: line.taken_unix,
-                machine: line.machine,
-                message: line.message,
-                data_bytes: line.data_bytes,
-                gone: !point.has_record && !in_directory,
-            });
+            let gone = !point.has_record && !in_directory;
+            match LineageEntry::from_line(CheckpointId(point.id.0), &point.meta) {
+                Ok(entry) => entries.push(log_entry(&entry, None, gone)),
+                // A later version may write other lines; the rest of the log is still of use.
+                Err(error) => {
+                    tracing::warn!(id = %point.id, %error, "a line of the log is unknown")
+                }
+            }
         }
         if let Some(machine) = machine {
             entries.retain(|entry| entry.machine == machine.as_str());
         }
         entries.sort_by(|a, b| (a.taken_unix, &a.id).cmp(&(b.taken_unix, &b.id)));
         Ok(entries)
+    }
+}
+
+fn log_entry(entry: &LineageEntry, generation: Option<usize>, gone: bool) -> LogEntry {
+    LogEntry {
+        generation,
+        id: entry.id.to_string(),
+        short_id: entry.id.short(),
+        parent: entry.parent.map(|parent| parent.to_string()),
+        taken_unix: entry.taken.seconds,
+        machine: entry.machine.clone(),
+        message: entry.message.clone(),
+        data_bytes: entry.data_bytes,
+        gone,
     }
 }
 

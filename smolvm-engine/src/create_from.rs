@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet, PointId, Store};
-use snapshot_format::{Blob, CheckpointId, IdPrefix, Point, PointRecord};
+use snapshot_format::{Blob, CheckpointId, ChunkRef, IdPrefix, Level, Point, PointRecord, verify};
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::check_profile;
 
@@ -28,6 +28,9 @@ use crate::supervisor::unix_now;
 
 /// Host and guest may differ by so many parts per million in the rate of their TSCs.
 const TSC_TOLERANCE_PPM: u64 = 250;
+
+/// Findings that an error names at most.
+const MAX_NAMED_FINDINGS: usize = 5;
 
 /// Where a point is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,6 +109,7 @@ impl Engine {
         self.home().ensure()?;
         let found = self.find(&options)?;
         let point = &found.history.points()[0];
+        check_sound(point, &found.packs)?;
         check_equal(&options, point.record())?;
         self.check_host(point, options.backend)?;
         let name = match &options.name {
@@ -148,10 +152,11 @@ impl Engine {
     }
 
     fn find_in_store(&self, asked: &str) -> Result<(History, PackSet), EngineError> {
-        let missing = || PointError::NoGeneration {
+        let not_there = |candidates: Vec<String>| PointError::NotInStore {
             asked: asked.to_owned(),
-            available: "no such point in the default store".to_owned(),
+            candidates,
         };
+        let missing = || not_there(Vec::new());
         let prefix = IdPrefix::parse(asked).map_err(|_| missing())?;
         let store = Store::open_existing(self.home().store())?;
         let ids: Vec<CheckpointId> = store
@@ -160,17 +165,8 @@ impl Engine {
             .map(|point| CheckpointId(point.id.0))
             .filter(|id| prefix.matches(id))
             .collect();
-        let id = match ids.as_slice() {
-            [] => return Err(missing().into()),
-            [only] => *only,
-            several => {
-                let candidates = several.iter().map(CheckpointId::short).collect::<Vec<_>>();
-                return Err(PointError::Ambiguous {
-                    asked: asked.to_owned(),
-                    candidates: candidates.join(", "),
-                }
-                .into());
-            }
+        let &[id] = ids.as_slice() else {
+            return Err(not_there(ids.iter().map(CheckpointId::short).collect()).into());
         };
         let record = store.record_path(&PointId(id.0));
         if record.exists() {
@@ -222,6 +218,24 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// Refuses a point whose parts do not fit one another, or whose chunks are not there.
+fn check_sound(point: &Point, packs: &PackSet) -> Result<(), PointError> {
+    let has = |chunk: &ChunkRef| packs.contains(&ChunkId(chunk.0)).unwrap_or(false);
+    let errors = verify(point.record(), &has)
+        .into_iter()
+        .filter(|finding| finding.level == Level::Error)
+        .map(|finding| finding.problem.to_string())
+        .take(MAX_NAMED_FINDINGS);
+    let findings: Vec<String> = errors.collect();
+    if findings.is_empty() {
+        return Ok(());
+    }
+    Err(PointError::Unsound {
+        id: point.id().short(),
+        findings,
+    })
 }
 
 /// What a point fixes may be repeated only if equal.
@@ -320,7 +334,7 @@ fn fill_from_point(dir: &MachineDir, found: &Found) -> Result<(), EngineError> {
     let own = PackSet::open([dir.packs()]);
     let record = found.history.points()[0].record();
     let disk = record
-        .disk(crate::supervisor::ROOT_DISK)
+        .disk(snapshot_format::verify::ROOT_DISK)
         .ok_or_else(|| EngineError::Invalid {
             what: "the point has no root disk".to_owned(),
             hint: None,

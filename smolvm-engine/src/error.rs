@@ -216,11 +216,12 @@ impl EngineError {
             Self::Name(_) | Self::Invalid { .. } | Self::WhichMachine { .. } => ErrorCode::Invalid,
             Self::WrongState { .. } => ErrorCode::State,
             Self::Backend(_) | Self::Unrestorable { .. } => ErrorCode::Unavailable,
-            Self::Point(PointError::NotACheckpoint { .. } | PointError::NoGeneration { .. }) => {
-                ErrorCode::NotFound
-            }
+            Self::Point(
+                PointError::NotACheckpoint { .. }
+                | PointError::Resolve(_)
+                | PointError::NotInStore { .. },
+            ) => ErrorCode::NotFound,
             Self::Point(PointError::Taken { .. }) => ErrorCode::Exists,
-            Self::Point(PointError::Ambiguous { .. }) => ErrorCode::Invalid,
             _ => ErrorCode::Failed,
         }
     }
@@ -253,7 +254,7 @@ impl EngineError {
             Self::NotStarted { name, .. } | Self::AgentSilent { name, .. } => Some(format!(
                 "see its console with: smolvm machine logs --name {name}"
             )),
-            Self::Point(PointError::NoGeneration { .. } | PointError::Ambiguous { .. }) => {
+            Self::Point(PointError::Resolve(_)) => {
                 Some("list its points with: smolvm machine checkpoint-log CHECKPOINT".to_owned())
             }
             Self::Point(PointError::Taken { path }) => Some(format!(

@@ -2,7 +2,7 @@ use std::io;
 use std::path::PathBuf;
 
 use cas_store::{ReadError, StoreError};
-use snapshot_format::{CheckpointId, DecodeError, LimitError};
+use snapshot_format::{CheckpointId, DecodeError, LimitError, LineageError, ResolveError};
 use thiserror::Error;
 
 /// Why a point could not be read or published.
@@ -45,21 +45,27 @@ pub enum PointError {
         /// The path.
         path: PathBuf,
     },
-    /// The generation asked for does not exist.
-    #[error("there is no point {asked}: there are {available}")]
-    NoGeneration {
+    /// The generation asked for does not exist, or is ambiguous.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// The records form no lineage.
+    #[error(transparent)]
+    Lineage(#[from] LineageError),
+    /// A point of the default store that does not exist, or an ambiguous prefix of one.
+    #[error("{asked} names {} points of the default store", .candidates.len())]
+    NotInStore {
         /// What was asked for.
         asked: String,
-        /// What there is, for a person.
-        available: String,
+        /// Short ids of the points that it may mean.
+        candidates: Vec<String>,
     },
-    /// A prefix of an id that several points have.
-    #[error("{asked} is ambiguous: {candidates}")]
-    Ambiguous {
-        /// What was asked for.
-        asked: String,
-        /// The points that it may mean.
-        candidates: String,
+    /// A record whose parts do not fit one another, or whose chunks are not there.
+    #[error("point {id} cannot be restored: {}", .findings.join("; "))]
+    Unsound {
+        /// The point's short id.
+        id: String,
+        /// What is wrong with it.
+        findings: Vec<String>,
     },
     /// The path for a new checkpoint is taken.
     #[error("{} exists already; nothing is overwritten", path.display())]

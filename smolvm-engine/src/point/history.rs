@@ -3,7 +3,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use snapshot_format::limits::MAX_RECORD_BYTES;
-use snapshot_format::{CheckpointId, IdPrefix, Point};
+use snapshot_format::{CheckpointId, Lineage, LineageEntry, Point};
 
 use super::error::PointError;
 
@@ -78,40 +78,17 @@ impl History {
             .zip(self.files.iter().map(PathBuf::as_path))
     }
 
+    /// What the log says of each point, newest first.
+    pub(crate) fn lineage(&self) -> Result<Lineage, PointError> {
+        Ok(Lineage::new(self.points.iter().map(LineageEntry::from))?)
+    }
+
     /// Position of `~N`, a full id or a unique prefix of one.
     pub(crate) fn resolve(&self, asked: &str) -> Result<usize, PointError> {
-        let last = self.points.len() - 1;
-        let missing = || PointError::NoGeneration {
-            asked: asked.to_owned(),
-            available: match last {
-                0 => "only ~0".to_owned(),
-                last => format!("~0 to ~{last}"),
-            },
-        };
-        if let Some(number) = asked.strip_prefix('~') {
-            let number: usize = number.parse().map_err(|_| missing())?;
-            return if number <= last {
-                Ok(number)
-            } else {
-                Err(missing())
-            };
-        }
-        let prefix = IdPrefix::parse(asked).map_err(|_| missing())?;
-        let found: Vec<usize> = (0..=last)
-            .filter(|n| prefix.matches(&self.points[*n].id()))
-            .collect();
-        match found.as_slice() {
-            [only] => Ok(*only),
-            [] => Err(missing()),
-            several => Err(PointError::Ambiguous {
-                asked: asked.to_owned(),
-                candidates: several
-                    .iter()
-                    .map(|number| format!("~{number} {}", self.points[*number].id().short()))
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            }),
-        }
+        let lineage = self.lineage()?;
+        let id = lineage.resolve(asked)?.id;
+        // What a lineage resolves is one of its own entries.
+        Ok(lineage.generation_of(&id).unwrap_or(0))
     }
 
     /// Forgets the points before `position`: the one there is the newest afterwards.

@@ -14,7 +14,7 @@ use cas_store::{
     StoreError,
 };
 use snapshot_format::{
-    Blob, BootBlobs, CheckpointId, ChunkMap, ChunkRef, Point, StateRecord, WallTime,
+    Blob, BootBlobs, CheckpointId, ChunkMap, ChunkRef, LineageEntry, Point, StateRecord, WallTime,
 };
 use thiserror::Error;
 
@@ -378,7 +378,7 @@ impl Run<'_> {
     ) -> Result<(), CheckpointError> {
         let dir = &self.shared.dir;
         let id = PointId(point.id().0);
-        let line = record::log_line(point);
+        let line = LineageEntry::from(point).to_line();
         let Some(output) = &request.output else {
             return Ok(store.put_point(&id, record, &line)?);
         };

@@ -10,15 +10,13 @@ use cas_store::{Capture, ChunkId, MAX_CHUNK_BYTES, PackSet, StoreError};
 use cow_disk::{
     Base, BlockDevice, DiskError, Layer, LayerError, LayeredDisk, Overlay, OverlayError,
 };
+use snapshot_format::verify::ROOT_DISK;
 use snapshot_format::{ChunkMap, ChunkRef, DiskMap};
 use thiserror::Error;
 
 use crate::chunk_base::ChunkBase;
 use crate::image::{ImageMap, MapError};
 use crate::machine::{MachineDir, MachineFile};
-
-/// Name of the root disk in a point.
-pub(crate) const ROOT_DISK: &str = "root";
 
 /// Why the disk could not be captured.
 #[derive(Debug, Error)]

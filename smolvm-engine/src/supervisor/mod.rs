@@ -10,11 +10,10 @@ pub(crate) mod control;
 mod control_socket;
 mod disk_capture;
 mod identity;
-pub(crate) mod record;
+mod record;
 mod run;
 mod serve;
 mod vmm_process;
 
 pub(crate) use control_socket::connect;
-pub(crate) use disk_capture::ROOT_DISK;
 pub(crate) use run::{StartReport, run, unix_now};

@@ -1,8 +1,7 @@
 //! The record of a point, put together from what a capture brought.
 
-use serde::{Deserialize, Serialize};
 use snapshot_format::{
-    BootBlobs, CHUNK_BYTES, DiskMap, HostContract, MachineSpec, MemoryRegion, Point, PointRecord,
+    BootBlobs, CHUNK_BYTES, DiskMap, HostContract, MachineSpec, MemoryRegion, PointRecord,
     StateRecord, WallTime,
 };
 use thiserror::Error;
@@ -94,33 +93,4 @@ fn spec_of(machine: &MachineFile, shared: &Shared) -> MachineSpec {
         image,
         kernel,
     }
-}
-
-/// What a store's log says of a point, also when its record is gone: one line of JSON.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct LogLine {
-    /// The machine.
-    pub(crate) machine: String,
-    /// Seconds since 1970.
-    pub(crate) taken_unix: u64,
-    /// The user's message.
-    pub(crate) message: String,
-    /// Bytes that are not zero.
-    pub(crate) data_bytes: u64,
-    /// The parent's full id.
-    pub(crate) parent: Option<String>,
-}
-
-/// The line of a point.
-pub(super) fn log_line(point: &Point) -> String {
-    let record = point.record();
-    let line = LogLine {
-        machine: record.machine.clone(),
-        taken_unix: record.taken.seconds,
-        message: record.message.clone(),
-        data_bytes: record.data_bytes,
-        parent: record.parent.map(|parent| parent.to_string()),
-    };
-    // Plain data always has a JSON form.
-    serde_json::to_string(&line).unwrap_or_default()
 }
