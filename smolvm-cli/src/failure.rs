@@ -69,7 +69,7 @@ impl Failure {
         match self {
             Self::NotAvailable { .. } | Self::Usage { .. } => USAGE,
             Self::AroundCommand(inner) => match &**inner {
-                Self::Engine(EngineError::Agent {
+                Self::Engine(EngineError::CommandNotStarted {
                     source: ClientError::NotStarted { code, .. },
                     ..
                 }) => *code,
@@ -110,10 +110,6 @@ impl Failure {
         let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
         match self {
             Self::Output(error) => broken(error),
-            Self::Engine(EngineError::Agent {
-                source: ClientError::Output(error),
-                ..
-            }) => broken(error),
             Self::AroundCommand(inner) => inner.is_broken_pipe(),
             _ => false,
         }
@@ -169,9 +165,8 @@ mod tests {
     use super::*;
 
     fn not_started(code: u8) -> Failure {
-        Failure::Engine(EngineError::Agent {
+        Failure::Engine(EngineError::CommandNotStarted {
             name: "a".parse().unwrap(),
-            operation: "run the command",
             source: ClientError::NotStarted {
                 code,
                 message: "no".into(),

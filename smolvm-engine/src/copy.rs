@@ -22,7 +22,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`EngineError::WrongState`], [`EngineError::Agent`]. What could be copied only in part is in
+    /// [`EngineError::WrongState`], [`EngineError::Copy`]. What could be copied only in part is in
     /// the report and no error.
     pub fn copy_in(
         &self,

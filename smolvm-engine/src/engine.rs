@@ -371,7 +371,11 @@ impl Engine {
     /// Deletes a machine with all that is its own. One that runs is stopped by force if `force`.
     pub fn delete(&self, name: &MachineName, force: bool) -> Result<(), EngineError> {
         let dir = self.dir(name);
-        self.read(name)?;
+        match self.read(name) {
+            // What cannot be read can still be removed.
+            Err(EngineError::MachineDir(_)) if force => {}
+            result => drop(result?),
+        }
         let _operation = dir.lock_operation()?;
         if dir.is_running()? {
             if !force {

@@ -164,6 +164,26 @@ pub enum EngineError {
         #[source]
         source: ClientError,
     },
+    /// A command could not be started in a machine.
+    #[error("cannot run the command in {name}")]
+    CommandNotStarted {
+        /// The machine.
+        name: MachineName,
+        /// Why, with the exit code for it.
+        #[source]
+        source: ClientError,
+    },
+    /// The connection to a command ended before the command did.
+    #[error("the command in {name} was cut off: the machine {state}")]
+    CommandLost {
+        /// The machine.
+        name: MachineName,
+        /// How the machine is, as in `is running`.
+        state: String,
+        /// How the connection ended.
+        #[source]
+        source: ClientError,
+    },
     /// Files could not be copied into or out of a machine.
     #[error("nothing, or not everything, was copied between this host and {name}")]
     Copy {
@@ -251,6 +271,12 @@ impl EngineError {
                 Some(format!("start it with: smolvm machine start --name {name}"))
             }
             Self::Invalid { hint, .. } => hint.clone(),
+            Self::MachineDir(MachineDirError::Damaged { path, .. }) => {
+                let name = path.parent()?.file_name()?.to_string_lossy();
+                Some(format!(
+                    "remove it with: smolvm machine delete --name {name} -f"
+                ))
+            }
             Self::NotStarted { name, .. } | Self::AgentSilent { name, .. } => Some(format!(
                 "see its console with: smolvm machine logs --name {name}"
             )),

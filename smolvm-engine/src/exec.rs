@@ -45,8 +45,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`EngineError::WrongState`] where the machine does not run; [`EngineError::Agent`] with
-    /// [`client::ClientError::NotStarted`] where the command cannot be started.
+    /// [`EngineError::WrongState`] where the machine does not run;
+    /// [`EngineError::CommandNotStarted`].
     ///
     /// ```no_run
     /// use smolvm_engine::{Engine, EngineOptions, ExecOptions};
@@ -72,9 +72,8 @@ impl Engine {
         let agent = self.connect_agent(name)?;
         agent
             .exec(request(spec, options))
-            .map_err(|source| EngineError::Agent {
+            .map_err(|source| EngineError::CommandNotStarted {
                 name: name.clone(),
-                operation: "start the command",
                 source,
             })
     }

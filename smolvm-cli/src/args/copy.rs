@@ -4,16 +4,24 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use smolvm_engine::MachineName;
 
-/// `machine cp`, both places parsed: exactly one of them is in a machine.
-#[derive(Debug)]
+/// `machine cp`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm machine cp ./src agent:/root/")]
 pub(crate) struct CopyArgs {
+    /// What to copy: NAME:/path in a machine, or a path of this host
+    #[arg(value_name = "SRC", value_parser = place())]
     pub(crate) source: Place,
+    /// Where to: into it if it is a directory, else as it
+    #[arg(value_name = "DST", value_parser = place())]
     pub(crate) target: Place,
+}
+
+fn place() -> impl TypedValueParser<Value = Place> {
+    OsStringValueParser::new().try_map(|text| Place::parse(&text))
 }
 
 /// One side of a copy.
@@ -61,86 +69,6 @@ impl Place {
                 text.to_string_lossy()
             )),
         }
-    }
-}
-
-/// Parses a [`Place`] for clap.
-#[derive(Clone)]
-struct PlaceParser;
-
-impl TypedValueParser for PlaceParser {
-    type Value = Place;
-
-    fn parse_ref(
-        &self,
-        command: &Command,
-        argument: Option<&Arg>,
-        value: &OsStr,
-    ) -> Result<Place, clap::Error> {
-        let text = OsStringValueParser::new().parse_ref(command, argument, value)?;
-        Place::parse(&text).map_err(|message| usage(command, ErrorKind::ValueValidation, &message))
-    }
-}
-
-fn usage(command: &Command, kind: ErrorKind, message: &str) -> clap::Error {
-    let mut error = clap::Error::raw(kind, format!("{message}\n")).with_cmd(command);
-    error.insert(ContextKind::Usage, ContextValue::None);
-    error
-}
-
-impl Args for CopyArgs {
-    fn augment_args(command: Command) -> Command {
-        let place = |id: &'static str, help| {
-            Arg::new(id)
-                .required(true)
-                .value_parser(PlaceParser)
-                .help(help)
-        };
-        command
-            .arg(place(
-                "SRC",
-                "What to copy: NAME:/path in a machine, or a path of this host",
-            ))
-            .arg(place(
-                "DST",
-                "Where to: into it if it is a directory, else as it",
-            ))
-            .after_help("Example: smolvm machine cp ./src agent:/root/")
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for CopyArgs {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let place = |id| matches.get_one::<Place>(id).cloned();
-        let missing = || clap::Error::new(ErrorKind::MissingRequiredArgument);
-        let (source, target) = (
-            place("SRC").ok_or_else(missing)?,
-            place("DST").ok_or_else(missing)?,
-        );
-        let wrong = |message: &str| {
-            Err(clap::Error::raw(
-                ErrorKind::ValueValidation,
-                format!("{message}\n"),
-            ))
-        };
-        match (&source, &target) {
-            (Place::Host(_), Place::Host(_)) => {
-                wrong("neither place is in a machine; write one as NAME:/path")
-            }
-            (Place::Machine { .. }, Place::Machine { .. }) => {
-                wrong("both places are in machines; copy to this host first")
-            }
-            _ => Ok(Self { source, target }),
-        }
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
     }
 }
 

@@ -44,6 +44,7 @@ pub(crate) struct MachineShape {
         long,
         value_name = "BACKEND",
         env = "SMOLVM_BACKEND",
+        hide_env_values = true,
         default_value = "auto"
     )]
     pub(crate) backend: Backend,

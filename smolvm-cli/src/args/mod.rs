@@ -166,7 +166,7 @@ mod tests {
             "machine create --at ~1",
             "machine stop --all --name agent",
             "machine delete --all --name agent",
-            "machine cp ./a ./b",
+            "machine cp a:x ./b",
             "machine run --image debian",
         ] {
             assert!(parsed(line).is_err(), "{line}");

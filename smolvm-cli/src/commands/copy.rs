@@ -17,20 +17,29 @@ pub(crate) fn copy(engine: &Engine, printer: &Printer, args: CopyArgs) -> Result
         (Place::Machine { name, path }, Place::Host(target)) => {
             engine.copy_out(name, path, target, &*progress)?
         }
-        _ => return Err(Failure::not_available("copying out of a saved point")),
+        (Place::Point, _) | (_, Place::Point) => {
+            return Err(Failure::not_available("copying out of a saved point"));
+        }
+        (Place::Host(_), Place::Host(_)) => {
+            return Err(usage(
+                "neither place is in a machine",
+                "write one as NAME:/path",
+            ));
+        }
+        (Place::Machine { .. }, Place::Machine { .. }) => {
+            return Err(usage(
+                "both places are in machines",
+                "copy to this host first",
+            ));
+        }
     };
     drop(progress);
     for problem in &report.problems {
         printer.warning(problem);
     }
     let line = format!(
-        "Copied {} {}, {}",
-        report.entries,
-        if report.entries == 1 {
-            "entry"
-        } else {
-            "entries"
-        },
+        "Copied {}, {}",
+        output::count(report.entries, "entry", "entries"),
         output::bytes(report.data_bytes)
     );
     let result = json!({
@@ -46,10 +55,17 @@ pub(crate) fn copy(engine: &Engine, printer: &Printer, args: CopyArgs) -> Result
     if report.problem_count > 0 {
         return Err(Failure::Partly {
             what: format!(
-                "{} of the files were not copied wholly",
-                report.problem_count
+                "{} not copied wholly",
+                output::count(report.problem_count, "entry was", "entries were")
             ),
         });
     }
     Ok(())
+}
+
+fn usage(what: &str, hint: &str) -> Failure {
+    Failure::Usage {
+        what: what.to_owned(),
+        hint: Some(hint.to_owned()),
+    }
 }

@@ -41,7 +41,10 @@ pub(crate) fn list(engine: &Engine, printer: &Printer) -> Result<(), Failure> {
     printer.results(objects, table)?;
     if unreadable > 0 {
         return Err(Failure::Partly {
-            what: format!("{unreadable} machines could not be read"),
+            what: format!(
+                "{} could not be read",
+                output::count(unreadable, "machine", "machines")
+            ),
         });
     }
     Ok(())

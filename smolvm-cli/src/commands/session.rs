@@ -8,6 +8,7 @@ use smolvm_engine::agent_protocol::client::ClientError;
 use smolvm_engine::agent_protocol::message::Outcome;
 use smolvm_engine::{Engine, EngineError, ExecOptions, ExecWriter, MachineName};
 
+use super::describe;
 use super::terminal::{self, RawMode};
 use crate::failure::Failure;
 use crate::interrupt::Signal;
@@ -87,20 +88,19 @@ pub(crate) fn run(
     Ok(outcome.exit_code().into())
 }
 
-/// What became of the machine, where a command's connection ended before the command did.
+/// Why a command's connection ended before the command did.
 fn broken(engine: &Engine, name: &MachineName, source: ClientError) -> Failure {
-    let operation = match engine.machine(name) {
-        Ok(machine) if !matches!(source, ClientError::Output(_) | ClientError::Input(_)) => {
-            match machine.state.word() {
-                "running" => "finish the command",
-                _ => "finish the command: the machine has ended",
-            }
-        }
-        _ => "finish the command",
+    if let ClientError::Output(source) = source {
+        return Failure::Output(source);
+    }
+    let state = match engine.machine(name) {
+        Ok(machine) => format!("is {}", describe::state(&machine.state)),
+        Err(EngineError::NoMachine { .. }) => "was deleted".to_owned(),
+        Err(_) => "cannot be read".to_owned(),
     };
-    Failure::Engine(EngineError::Agent {
+    Failure::Engine(EngineError::CommandLost {
         name: name.clone(),
-        operation,
+        state,
         source,
     })
 }

@@ -60,7 +60,10 @@ fn stop_all(engine: &Engine, printer: &Printer, options: StopOptions) -> Result<
     }
     if failed > 0 {
         return Err(Failure::Partly {
-            what: format!("{failed} machines were not stopped"),
+            what: format!(
+                "{} not stopped",
+                output::count(failed, "machine was", "machines were")
+            ),
         });
     }
     Ok(())

@@ -27,6 +27,11 @@ pub(crate) fn seconds(time: Duration) -> String {
     }
 }
 
+/// A number and what is counted.
+pub(crate) fn count(number: u64, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
 /// `yes` or `no`.
 pub(crate) fn yes_no(value: bool) -> &'static str {
     if value { "yes" } else { "no" }

@@ -25,7 +25,7 @@ pub(super) fn unpack(image: Vec<u8>) -> Result<Vec<u8>, ImageFormatError> {
     if elf::is_elf(&image) {
         return Ok(image);
     }
-    if image.get(0x202..0x206) != Some(b"HdrS") {
+    if !is_bzimage(&image) {
         return Err(ImageFormatError::Unknown);
     }
     if le16(&image, 0x206)? < PROTOCOL_WITH_PAYLOAD {
@@ -40,8 +40,15 @@ pub(super) fn unpack(image: Vec<u8>) -> Result<Vec<u8>, ImageFormatError> {
     unpack_payload(payload.ok_or(ImageFormatError::Truncated)?)
 }
 
-/// The version that a bzImage gives itself, up to the first space.
+fn is_bzimage(image: &[u8]) -> bool {
+    image.get(0x202..0x206) == Some(b"HdrS")
+}
+
+/// The version that a bzImage gives itself, up to the first space; `None` for anything else.
 pub(super) fn version(image: &[u8]) -> Option<String> {
+    if !is_bzimage(image) {
+        return None;
+    }
     let at = usize::from(le16(image, 0x20e).ok()?).checked_add(SECTOR_BYTES)?;
     let text = image.get(at..)?.iter().take(MAX_VERSION_BYTES);
     let text: Vec<u8> = text

@@ -1,0 +1,122 @@
+//! Errors say what was tried, on what, why it failed, and what to type next.
+
+use std::fs;
+
+use crate::home::Home;
+
+#[test]
+fn refusals_without_machines() {
+    let home = Home::new();
+    let lines = [
+        "machine create --name agent",
+        "machine start",
+        "machine start --name agent",
+        "machine stop --name agent",
+        "machine status",
+        "machine delete --name agent -f",
+        "machine rename --name agent other",
+        "machine exec --name agent -- true",
+        "machine exec -- true",
+        "machine shell --name agent",
+        "machine run -- true",
+        "machine logs --name agent",
+        "machine cp agent:/etc/hostname .",
+        "image rm mine",
+        "image import ../x root.tar",
+        "image import mine absent.tar",
+        "kernel import mine ./absent.deb",
+    ];
+    let transcripts: Vec<String> = lines.iter().map(|line| home.transcript(line)).collect();
+    insta::assert_snapshot!("refusals", transcripts.join("\n\n"));
+}
+
+#[test]
+fn wrong_usage() {
+    let home = Home::new();
+    let lines = [
+        "machine create --name ../x",
+        "machine create --mem 512",
+        "machine create --backend cloud",
+        "machine exec --name agent true",
+        "machine cp ./a ./b",
+        "machine cp a:/x b:/y",
+        "machine cp agent:file .",
+        "machine stop --timeout soon",
+        "machine start --branchable --no-branchable",
+        "machine create --at ~1",
+        "machine fly",
+    ];
+    let transcripts: Vec<String> = lines.iter().map(|line| home.transcript(line)).collect();
+    insta::assert_snapshot!("usage", transcripts.join("\n\n"));
+    assert!(!home.exists());
+}
+
+#[test]
+fn what_is_not_there_yet_is_refused() {
+    let home = Home::new();
+    for line in [
+        "machine undo --name a --to ~2",
+        "machine try --check true -- false",
+        "machine branch --from a --name b",
+        "machine branch-release --name b",
+        "machine autosave --every 5m",
+        "machine pause --name a",
+        "machine resume --name a",
+        "machine checkpoint-diff a b",
+        "machine checkpoint-verify --store s --quick",
+        "machine checkpoint-prune --store s --dry-run",
+        "machine checkpoint-export x -o -",
+        "machine checkpoint-import -",
+        "machine tree --dot",
+        "machine undo --help",
+        "machine create -v /a:/b",
+        "machine create -p 80:80",
+        "machine create --net",
+        "machine create --allow-host example.org",
+        "machine run --net -- true",
+        "machine start -p 80:80",
+        "image pull debian",
+        "serve --port 1",
+        "mcp",
+    ] {
+        let output = home.run(line);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{line}: {stderr}");
+        assert!(stderr.contains("is not available yet"), "{line}: {stderr}");
+        assert!(output.stdout.is_empty(), "{line}");
+    }
+    assert!(!home.exists());
+}
+
+#[test]
+fn deleting_without_a_terminal_needs_force() {
+    let home = Home::new();
+    // A machine that cannot be read is a machine nevertheless.
+    let machine = home.path().join("home/machines/broken");
+    fs::create_dir_all(&machine).unwrap();
+    fs::write(machine.join("machine.json"), "{").unwrap();
+    let transcripts = [
+        home.transcript("machine delete --all"),
+        home.transcript("machine ls"),
+        home.transcript("machine status --name broken"),
+    ];
+    insta::assert_snapshot!("delete-needs-force", transcripts.join("\n\n"));
+    assert!(machine.exists());
+}
+
+#[test]
+fn damaged_sources_are_named() {
+    let home = Home::new();
+    fs::write(home.path().join("noise.tar"), [7; 5000]).unwrap();
+    fs::write(home.path().join("empty.tar"), []).unwrap();
+    fs::write(home.path().join("noise.deb"), [7; 5000]).unwrap();
+    let lines = [
+        "image import mine noise.tar",
+        "image import mine empty.tar",
+        "kernel import ./noise.deb",
+    ];
+    let transcripts: Vec<String> = lines.iter().map(|line| home.transcript(line)).collect();
+    insta::assert_snapshot!("damaged", transcripts.join("\n\n"));
+    let output = home.run("image ls --json");
+    assert!(output.status.success() && output.stdout.is_empty());
+}

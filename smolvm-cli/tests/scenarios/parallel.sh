@@ -1,0 +1,57 @@
+#!/bin/sh
+# Ten machines created, started, used, stopped and deleted at once, while others look.
+set -eu
+smolvm=${SMOLVM:-smolvm} image=${IMAGE:-debian} me=$$ dir=$(mktemp -d)
+cd "$dir"
+fail() { echo "parallel: $*" >&2; exit 1; }
+cleanup() {
+    : > enough
+    for n in 0 1 2 3 4 5 6 7 8 9; do
+        "$smolvm" machine delete --name "many-$me-$n" -f > /dev/null 2>&1 || :
+    done
+    wait
+    cd /; rm -rf "$dir"
+}
+trap cleanup EXIT
+
+look() {
+    while [ ! -e enough ]; do
+        "$smolvm" machine ls > looked 2>> looks-failed || echo "ls failed" >> looks-failed
+        "$smolvm" machine ls --json > looked 2>> looks-failed || echo "ls --json failed" >> looks-failed
+        for n in 0 5; do
+            # A machine that is not made yet, or deleted already, is no failure.
+            "$smolvm" machine status --name "many-$me-$n" > looked 2> status ||
+                grep -q 'there is no machine' status || cat status >> looks-failed
+        done
+        sleep 0.2
+    done
+}
+life() {
+    name=many-$me-$1
+    "$smolvm" machine create --name "$name" --image "$image" --mem 256M --cpus 1
+    "$smolvm" machine start --name "$name"
+    [ "$("$smolvm" machine exec --name "$name" -- sh -c "echo $1 > /root/n; hostname")" = "$name" ]
+    [ "$("$smolvm" machine exec --name "$name" -- cat /root/n)" = "$1" ]
+    "$smolvm" machine stop --name "$name"
+    "$smolvm" machine delete --name "$name" -f
+    echo "done" > "done-$1"
+}
+
+: > looks-failed
+look &
+looker=$!
+lives=
+for n in 0 1 2 3 4 5 6 7 8 9; do
+    (set -e; life "$n") > "life-$n" 2>&1 &
+    lives="$lives $!"
+done
+for pid in $lives; do wait "$pid" || :; done
+: > enough
+wait "$looker" || :
+for n in 0 1 2 3 4 5 6 7 8 9; do
+    [ -e "done-$n" ] || fail "machine $n: $(cat "life-$n")"
+    grep -i 'lock\|error\|warning' "life-$n" && fail "machine $n complained"
+done
+[ ! -s looks-failed ] || fail "looking: $(sort looks-failed | uniq -c)"
+"$smolvm" machine ls | grep "many-$me-" && fail "something is left"
+echo ok
