@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use smolvm_engine::MachineName;
+use smolvm_engine::{DEFAULT_HISTORY, MachineName};
 
 use super::unavailable::{Unavailable, UnavailableFlags};
 use super::values;
@@ -160,8 +160,8 @@ pub(crate) struct CheckpointArgs {
     #[arg(short, long, value_name = "X.checkpoint")]
     pub(crate) output: Option<PathBuf>,
     /// Earlier points that it can go back to by itself
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    pub(crate) history: u32,
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_HISTORY)]
+    pub(crate) history: usize,
     /// What to remember about it
     #[arg(short, long, value_name = "TEXT")]
     pub(crate) message: Option<String>,

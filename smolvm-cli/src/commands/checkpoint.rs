@@ -1,25 +1,130 @@
 //! `machine checkpoint` and `machine checkpoint-log`.
 
-use smolvm_engine::Engine;
+use std::path::Path;
+
+use serde_json::json;
+use smolvm_engine::{Checkpoint, CheckpointOptions, Engine, LogEntry, format_utc};
 
 use crate::args::{CheckpointArgs, CheckpointLogArgs};
 use crate::failure::Failure;
-use crate::output::Printer;
+use crate::output::{self, Object, Printer, object};
 
 /// `machine checkpoint`.
 pub(crate) fn checkpoint(
-    _engine: &Engine,
-    _printer: &Printer,
-    _args: CheckpointArgs,
+    engine: &Engine,
+    printer: &Printer,
+    args: CheckpointArgs,
 ) -> Result<(), Failure> {
-    Err(Failure::not_available("`machine checkpoint`"))
+    let name = engine.resolve(args.machine.name)?;
+    let mut options = CheckpointOptions::default();
+    options.store = args.store;
+    options.output = args.output.clone();
+    options.history = args.history;
+    options.message = args.message.unwrap_or_default();
+    let progress = printer.progress();
+    let saved = engine.checkpoint(&name, &options, &*progress);
+    drop(progress);
+    let saved = saved?;
+    if printer.is_json() {
+        return printer.result(describe(name.as_str(), &saved), "");
+    }
+    let place = args.output.map_or_else(
+        || "into the store".to_owned(),
+        |output| format!("to {}", output.display()),
+    );
+    printer.line(&format!(
+        "Checkpointed '{name}' {place}   {}",
+        saved.short_id
+    ))?;
+    printer.line(&format!(
+        "  paused {} · saved in {:.2} s · {} written, {} data, {} shared",
+        output::milliseconds(saved.paused),
+        saved.saved_in.as_secs_f64(),
+        output::bytes(saved.written_bytes),
+        output::bytes(saved.data_bytes),
+        output::bytes(saved.shared_bytes)
+    ))?;
+    if !saved.tracked {
+        printer.note(&format!(
+            "'{name}' keeps no track of changes: it was saved in full, standing still meanwhile"
+        ));
+    }
+    Ok(())
+}
+
+fn describe(name: &str, saved: &Checkpoint) -> Object {
+    object(json!({
+        "name": name,
+        "id": saved.id,
+        "output": saved.output.as_ref().map(|path| path.display().to_string()),
+        "paused_ms": saved.paused.as_secs_f64() * 1e3,
+        "saved_in_ms": saved.saved_in.as_secs_f64() * 1e3,
+        "written_bytes": saved.written_bytes,
+        "data_bytes": saved.data_bytes,
+        "shared_bytes": saved.shared_bytes,
+        "tracked": saved.tracked,
+    }))
 }
 
 /// `machine checkpoint-log`.
 pub(crate) fn log(
-    _engine: &Engine,
-    _printer: &Printer,
-    _args: CheckpointLogArgs,
+    engine: &Engine,
+    printer: &Printer,
+    args: CheckpointLogArgs,
 ) -> Result<(), Failure> {
-    Err(Failure::not_available("`machine checkpoint-log`"))
+    let entries = match &args.point {
+        Some(point) => engine.checkpoint_log(point)?,
+        None => engine.store_log(args.store.as_deref(), args.machine.as_ref())?,
+    };
+    for entry in &entries {
+        printer.result(describe_entry(entry), &line(entry))?;
+    }
+    if let Some(point) = &args.point {
+        printer.note(&restore_with(point));
+    }
+    Ok(())
+}
+
+fn restore_with(point: &Path) -> String {
+    format!(
+        "restore one with: smolvm machine create --name NEW --from {} --at '~N'",
+        point.display()
+    )
+}
+
+fn line(entry: &LogEntry) -> String {
+    let mut line = String::new();
+    if let Some(generation) = entry.generation {
+        line.push_str(&format!("{:<5}", format!("~{generation}")));
+    }
+    line.push_str(&format!(
+        "{}  {}  {}  {} data",
+        entry.short_id,
+        format_utc(entry.taken_unix),
+        entry.machine,
+        output::bytes(entry.data_bytes)
+    ));
+    if !entry.message.is_empty() {
+        line.push_str(&format!("  \"{}\"", entry.message));
+    }
+    if entry.generation == Some(0) {
+        line.push_str("  (this checkpoint)");
+    }
+    if entry.gone {
+        line.push_str("  (gone)");
+    }
+    line
+}
+
+fn describe_entry(entry: &LogEntry) -> Object {
+    object(json!({
+        "generation": entry.generation,
+        "id": entry.id,
+        "parent": entry.parent,
+        "taken": format_utc(entry.taken_unix),
+        "machine": entry.machine,
+        "message": entry.message,
+        "data_bytes": entry.data_bytes,
+        "gone": entry.gone,
+    }))
 }

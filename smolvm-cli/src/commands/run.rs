@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use smolvm_engine::{Engine, EngineError, MachineName, StartOptions};
 
+use super::create::Plan;
 use super::session::{self, Foreground};
-use super::{create, exec, terminal};
+use super::{exec, terminal};
 use crate::args::RunArgs;
 use crate::failure::{self, Failure};
 use crate::interrupt::{Answer, Signal, Watch};
@@ -20,10 +21,10 @@ const NAME_BYTES: usize = 6;
 
 /// `machine run`.
 pub(crate) fn run(engine: &Engine, printer: &Printer, args: RunArgs) -> Result<ExitCode, Failure> {
-    let create = create::options(Some(passing_name()?), args.shape)?;
+    let plan = Plan::new(Some(passing_name()?), args.shape, Vec::new())?;
     let passing = Passing::new(engine);
     let _watch = passing.clone().watch()?;
-    let result = passing.create(create).and_then(|name| {
+    let result = passing.create(plan).and_then(|name| {
         let spinner = printer.spinner("starting a machine");
         engine.start(&name, StartOptions::default())?;
         drop(spinner);
@@ -101,7 +102,7 @@ impl Passing {
         machine.clone()
     }
 
-    fn create(&self, options: smolvm_engine::CreateOptions) -> Result<MachineName, Failure> {
+    fn create(&self, plan: Plan) -> Result<MachineName, Failure> {
         let mut machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
         if self.ending.load(Ordering::Acquire) {
             drop(machine);
@@ -110,7 +111,7 @@ impl Passing {
                 what: "interrupted".to_owned(),
             });
         }
-        let made = self.engine.create(options)?;
+        let made = plan.make(&self.engine)?;
         *machine = Some(made.name.clone());
         Ok(made.name)
     }

@@ -27,6 +27,11 @@ pub(crate) fn seconds(time: Duration) -> String {
     }
 }
 
+/// A short time: `6.1 ms`.
+pub(crate) fn milliseconds(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1e3)
+}
+
 /// A number and what is counted.
 pub(crate) fn count(number: u64, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })

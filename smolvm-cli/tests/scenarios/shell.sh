@@ -35,7 +35,7 @@ grep -q caught out && grep -q 'code 9' out || { cat out; fail "Ctrl-C does not r
 grep -q '40 120' out || { cat out; fail "a resized terminal"; }
 
 { sleep 4; } |
-    terminal "(sleep 2; pkill -TERM -f 'exec --name $name -it') & $smolvm machine exec --name $name -it -- sleep 60" > out
+    terminal "(sleep 2; kill \$(cat pid)) & sh -c 'echo \$\$ > pid; exec $smolvm machine exec --name $name -it -- sleep 60'" > out
 grep -q 'code 143' out || { cat out; fail "ended by a signal"; }
 
 terminal "$smolvm machine exec --name $name -t -- no-such-command" > out < /dev/null
