@@ -1,7 +1,7 @@
 //! Segment registers, descriptors, and effective addresses.
 
 use crate::cpu::state::{RSP, canonical, efer};
-use crate::cpu::{Cpu, Mode, R, Trapped};
+use crate::cpu::{Cpu, Mode, R, Trap, Trapped};
 use crate::decode::op::{MEM_16, MEM_32, MEM_FLAT, MEM_LIMIT, MEM_SEG, MEM_SIZE, Op};
 use crate::int::Int;
 
@@ -226,7 +226,7 @@ impl Cpu {
     pub(crate) fn push<T: Int>(&mut self, v: T) -> R<()> {
         let sp = self.regs[RSP].wrapping_sub(T::BYTES);
         let at = self.stack_linear(sp, T::BYTES, true)?;
-        self.write(at, v)?;
+        self.write(at, v).map_err(|t| self.stack_fault(t))?;
         if self.code64() {
             self.regs[RSP] = sp;
         } else {
@@ -239,7 +239,18 @@ impl Cpu {
     #[inline(always)]
     pub(crate) fn peek<T: Int>(&mut self, depth: u64) -> R<T> {
         let at = self.stack_linear(self.regs[RSP].wrapping_add(depth), T::BYTES, false)?;
-        self.read(at)
+        self.read(at).map_err(|t| self.stack_fault(t))
+    }
+
+    /// Turns the #GP of an access to a non-canonical address into #SS: it went to the stack.
+    #[cold]
+    fn stack_fault(&mut self, trapped: Trapped) -> Trapped {
+        if let Trap::Exception(e) = &mut self.trap
+            && e.vector == 13
+        {
+            e.vector = 12;
+        }
+        trapped
     }
 
     /// Moves the stack pointer up.

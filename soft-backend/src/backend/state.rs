@@ -12,6 +12,9 @@ use crate::cpu::{Cpu, Mode, Trap};
 use crate::fpu::image::{FXSAVE_BYTES, FxLayout};
 use crate::segments::{CS, DS, DescTable, ES, FS, GS, SS, Segment, attr};
 
+/// MXCSR_MASK in the FXSAVE image.
+const MXCSR_MASK: std::ops::Range<usize> = 28..32;
+
 /// General registers in the order of [`Cpu::regs`].
 fn slots(g: &mut GeneralRegisters) -> [&mut u64; 16] {
     [
@@ -89,6 +92,8 @@ pub(super) fn save(cpu: &mut Cpu, msrs: &MsrList) -> X86VcpuState {
     };
     let mut image = [0; FXSAVE_BYTES];
     cpu.fp.fxsave(&mut image, FxLayout::FULL);
+    // What the processor can do is no guest state.
+    image[MXCSR_MASK].fill(0);
     let xsave = vec![
         XsaveComponent {
             index: 0,

@@ -12,7 +12,8 @@ pub const PAGE_BYTES: u64 = 4096;
 ///
 /// The *dirty* set holds pages written by devices (through [`super::GuestRam`]) and by backends that
 /// track in software. The *code* set holds pages from which a software CPU decoded instructions: a
-/// device write to such a page moves it to the *stale* set and raises [`PageMap::code_is_stale`].
+/// device write to such a page moves it to the *stale* set, of which
+/// [`GuestRam::take_code_is_stale`](super::GuestRam::take_code_is_stale) tells.
 #[derive(Debug)]
 pub struct PageMap {
     pages: usize,

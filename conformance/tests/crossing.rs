@@ -1,0 +1,30 @@
+//! Saved states cross from one backend to another.
+
+use conformance::hypervisor::crossing;
+use conformance::skip;
+use vmm_core::hypervisor::Hypervisor;
+
+fn soft() -> soft_backend::SoftHypervisor {
+    soft_backend::open(soft_backend::SoftOptions::default()).expect("it runs everywhere")
+}
+
+/// KVM, or `None` after saying that the test is skipped.
+fn kvm(test: &str) -> Option<Box<dyn Hypervisor>> {
+    kvm_backend::open()
+        .map_err(|error| skip::without_kvm(test, &error.to_string()))
+        .ok()
+}
+
+#[test]
+fn a_program_of_kvm_goes_on_on_the_software_cpu() {
+    if let Some(kvm) = kvm("a_program_of_kvm_goes_on_on_the_software_cpu") {
+        crossing::between_backends(&*kvm, &soft(), &*kvm);
+    }
+}
+
+#[test]
+fn a_program_of_the_software_cpu_goes_on_on_kvm() {
+    if let Some(kvm) = kvm("a_program_of_the_software_cpu_goes_on_on_kvm") {
+        crossing::between_backends(&soft(), &*kvm, &*kvm);
+    }
+}

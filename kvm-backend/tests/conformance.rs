@@ -1,0 +1,66 @@
+//! KVM behaves as every backend must.
+//!
+//! On a host without hardware virtualization a KVM that runs guests in its instruction emulator is
+//! enough for nearly all of it.
+
+use conformance::skip;
+use vmm_core::hypervisor::Hypervisor;
+
+/// What such an emulator does not do, and why.
+const NOT_EMULATED: &[(&str, &str)] = &[
+    (
+        "clock::the_tsc_goes_on_from_its_saved_value",
+        "the TSC is the host's",
+    ),
+    ("cpuid::is_what_the_table_says", "CPUID is the host's"),
+    ("exceptions::a_breakpoint", "no INT3"),
+    ("exceptions::a_software_interrupt", "no INT"),
+    ("exceptions::an_undefined_instruction", "no UD2"),
+    ("exceptions::faults_in_delivery_become_others", "no UD2"),
+    (
+        "user_mode::system_calls_come_and_go",
+        "selectors are the host's",
+    ),
+];
+
+/// What KVM does not do because the host's own processor, emulated by QEMU 7.2, gets it wrong.
+const WRONG_IN_QEMU: &[(&str, &str)] = &[
+    (
+        "exceptions::a_stack_out_of_range",
+        "QEMU raises #GP instead of #SS",
+    ),
+    (
+        "exceptions::faults_in_delivery_become_others",
+        "QEMU miscounts the error code",
+    ),
+];
+
+/// Whether this host's processor is QEMU's emulator.
+fn host_is_qemu() -> bool {
+    let leaf = std::arch::x86_64::__cpuid(0x4000_0000);
+    leaf.ebx.to_le_bytes() == *b"TCGT"
+}
+
+/// Why this host cannot run a test that other hosts with KVM can.
+fn obstacle(test: &str) -> Option<&'static str> {
+    let find = |list: &[(&str, &'static str)]| {
+        let found = list.iter().find(|(name, _)| *name == test);
+        found.map(|(_, reason)| *reason)
+    };
+    find(WRONG_IN_QEMU)
+        .filter(|_| host_is_qemu())
+        .or_else(|| find(NOT_EMULATED).filter(|_| kvm_backend::probe().is_err()))
+}
+
+/// KVM, or `None` after saying that the test is skipped.
+fn open(test: &str) -> Option<Box<dyn Hypervisor>> {
+    if let Some(reason) = obstacle(test) {
+        skip::because(test, reason);
+        return None;
+    }
+    kvm_backend::open()
+        .map_err(|error| skip::without_kvm(test, &error.to_string()))
+        .ok()
+}
+
+conformance::hypervisor_suite!(open);
