@@ -37,7 +37,7 @@ pub fn place(vm: &TestVm) {
     table(ROOT, &mut [POINTERS | FLAGS].into_iter());
     table(
         POINTERS,
-        &mut (0..4).map(|n| DIRECTORIES + n * 0x1000 | FLAGS),
+        &mut (0..4).map(|n| (DIRECTORIES + n * 0x1000) | FLAGS),
     );
     let large = (0..2048).map(|n| n << 21 | FLAGS | LARGE);
     table(
@@ -47,19 +47,25 @@ pub fn place(vm: &TestVm) {
     table(FIRST_PAGES, &mut (0..512).map(|n| n << 12 | FLAGS));
 }
 
-/// Gives the page at `gpa` below 2 MiB other flags: one of this module's, or an address with flags.
+/// Gives the page at `gpa` below 2 MiB other flags, one of this module's.
 pub fn protect(vm: &TestVm, gpa: u64, flags: u64) {
-    assert!(gpa < 2 << 20);
-    map(vm, gpa, gpa, flags);
+    set(
+        vm,
+        gpa,
+        if flags == NOT_PRESENT {
+            0
+        } else {
+            gpa & !0xfff | flags
+        },
+    );
 }
 
-/// Maps the page at `linear` below 2 MiB to the one at `gpa`.
-pub fn map(vm: &TestVm, linear: u64, gpa: u64, flags: u64) {
-    let entry = FIRST_PAGES + (linear >> 12) * 8;
-    vm.place(entry, &(gpa & !0xfff | flags).to_le_bytes());
+fn set(vm: &TestVm, linear: u64, entry: u64) {
+    assert!(linear < 2 << 20, "4 KiB pages are there only");
+    vm.place(FIRST_PAGES + (linear >> 12) * 8, &entry.to_le_bytes());
 }
 
 /// Maps the page at `linear` below 2 MiB to the one at `gpa`, everything allowed.
 pub fn alias(vm: &TestVm, linear: u64, gpa: u64) {
-    map(vm, linear, gpa, FLAGS);
+    set(vm, linear, gpa & !0xfff | FLAGS);
 }

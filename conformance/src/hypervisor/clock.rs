@@ -116,7 +116,7 @@ impl Reading {
             ticks << shift
         };
         Self {
-            nanoseconds: system_time.wrapping_add((shifted * multiplier >> 32) as u64),
+            nanoseconds: system_time.wrapping_add(((shifted * multiplier) >> 32) as u64),
             version: reports[0],
             flags,
         }

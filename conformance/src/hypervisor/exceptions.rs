@@ -185,84 +185,66 @@ const FETCH: &[u8] = &[
     0xb8, 0x10, 0xa0, 0x00, 0x00, // mov eax,0xa010
     0xff, 0xe0, // jmp rax
 ];
+/// Runs `code`, which faults at offset `rip` once [`PAGE`] has these flags.
+fn faults(
+    hypervisor: &dyn Hypervisor,
+    code: &[u8],
+    flags: u64,
+    error_code: u32,
+    [rip, cr2]: [u32; 2],
+) {
+    let vm = TestVm::new(hypervisor, 1);
+    vm.place(start::CODE, code);
+    paging::protect(&vm, PAGE, flags);
+    let mut vcpu = vm.bind(0);
+    vcpu.load(&start::long_mode());
+    let got = Exception::of_reports(&vcpu.run_until_done());
+    let expected = Exception {
+        vector: 14,
+        error_code,
+        rip,
+        cr2,
+    };
+    assert_eq!(got, expected);
+    assert_eq!(vcpu.save().system.cr2, u64::from(cr2));
+}
+
 /// Present (1), write (2), user (4), fetch (0x10) in the error code, and the address in CR2.
 pub fn page_faults_say_what_and_where(hypervisor: &dyn Hypervisor) {
     let code = start::CODE as u32;
-    let cases: &[(&str, &[u8], u64, u32, u32, u32)] = &[
-        (
-            "read of nothing",
-            READ,
-            paging::NOT_PRESENT,
-            0,
-            code,
-            0xa123,
-        ),
-        (
-            "write to nothing",
-            WRITE,
-            paging::NOT_PRESENT,
-            2,
-            code + 5,
-            0xa123,
-        ),
-        (
-            "write to read-only",
-            WRITE,
-            paging::READ_ONLY,
-            3,
-            code + 5,
-            0xa123,
-        ),
-        (
-            "change of read-only",
-            MODIFY,
-            paging::READ_ONLY,
-            3,
-            code + 1,
-            0xa001,
-        ),
-        (
-            "second page of a read",
-            CROSSING,
-            paging::NOT_PRESENT,
-            0,
-            code + 5,
-            0xa000,
-        ),
-        (
-            "fetch from no-execute",
-            FETCH,
-            paging::NO_EXECUTE,
-            0x11,
-            0xa010,
-            0xa010,
-        ),
-        (
-            "fetch from nothing",
-            FETCH,
-            paging::NOT_PRESENT,
-            0x10,
-            0xa010,
-            0xa010,
-        ),
-    ];
-    for (name, bytes, flags, error_code, rip, cr2) in cases.iter().copied() {
-        let vm = TestVm::new(hypervisor, 1);
-        vm.place(start::CODE, bytes);
-        let flags = if flags == 0 { 0 } else { PAGE | flags };
-        paging::map(&vm, PAGE, flags & 0xf000, flags & !0xf000);
-        let mut vcpu = vm.bind(0);
-        vcpu.load(&start::long_mode());
-        let got = Exception::of_reports(&vcpu.run_until_done());
-        let expected = Exception {
-            vector: 14,
-            error_code,
-            rip,
-            cr2,
-        };
-        assert_eq!(got, expected, "{name}");
-        assert_eq!(vcpu.save().system.cr2, u64::from(cr2), "{name}");
-    }
+    // Reads and writes of nothing, of a page that may not be written, and across pages.
+    faults(hypervisor, READ, paging::NOT_PRESENT, 0, [code, 0xa123]);
+    faults(
+        hypervisor,
+        WRITE,
+        paging::NOT_PRESENT,
+        2,
+        [code + 5, 0xa123],
+    );
+    faults(hypervisor, WRITE, paging::READ_ONLY, 3, [code + 5, 0xa123]);
+    faults(hypervisor, MODIFY, paging::READ_ONLY, 3, [code + 1, 0xa001]);
+    faults(
+        hypervisor,
+        CROSSING,
+        paging::NOT_PRESENT,
+        0,
+        [code + 5, 0xa000],
+    );
+    // Fetches: the fault is at the target.
+    faults(
+        hypervisor,
+        FETCH,
+        paging::NO_EXECUTE,
+        0x11,
+        [0xa010, 0xa010],
+    );
+    faults(
+        hypervisor,
+        FETCH,
+        paging::NOT_PRESENT,
+        0x10,
+        [0xa010, 0xa010],
+    );
 }
 
 /// No handler for the fault, none for the double fault: the vCPU shuts down.
