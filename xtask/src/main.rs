@@ -8,7 +8,7 @@ use xtask::error::Result;
 use xtask::totals::Totals;
 use xtask::vmtest::kernel::Kernel;
 use xtask::vmtest::{self, Outcome};
-use xtask::{cache, ci, output};
+use xtask::{bench, cache, ci, output};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Developer commands of smolvm")]
@@ -23,6 +23,8 @@ enum Command {
     Vmtest(vmtest::Options),
     /// Runs every check of the project and counts them
     Ci(ci::Options),
+    /// Measures whole machines: start, exec, checkpoints, restore
+    Bench(bench::Options),
     /// Fetches Debian's cloud kernel package and prints its path
     KernelPackage,
 }
@@ -45,6 +47,10 @@ fn run(command: &Command) -> Result<ExitCode> {
             Outcome::Tests(totals) => Ok(report(totals)),
         },
         Command::Ci(options) => Ok(report(ci::run(options)?)),
+        Command::Bench(options) => {
+            bench::run(options)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::KernelPackage => {
             let kernel = Kernel::fetch(&cache::folder()?)?;
             output::line(kernel.package.display());
