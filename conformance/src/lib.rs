@@ -3,8 +3,9 @@
 //! # Model
 //!
 //! A body is a public function over a trait: [`hypervisor`]'s take any
-//! [`vmm_core::hypervisor::Hypervisor`]. A backend runs all of them by one macro, which makes a thin
-//! `#[test]` of each: [`hypervisor_suite!`](crate::hypervisor_suite).
+//! [`vmm_core::hypervisor::Hypervisor`], [`block`]'s any disk. Who implements the trait runs all of them
+//! by one macro, which makes a thin `#[test]` of each: [`hypervisor_suite!`](crate::hypervisor_suite),
+//! [`block_suite!`](crate::block_suite).
 //! Guests are a few instructions of machine code, written as bytes with their disassembly beside
 //! them; [`guest`] makes VMs around them.
 //!
@@ -32,6 +33,7 @@
 //! # answers(&soft_backend::open(Default::default()).unwrap());
 //! ```
 
+pub mod block;
 pub mod guest;
 pub mod hypervisor;
 pub mod skip;

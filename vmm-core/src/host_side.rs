@@ -20,7 +20,7 @@ pub trait BlockBackend: Send + Sync {
     /// Makes all completed writes durable.
     fn flush(&self) -> io::Result<()>;
 
-    /// Gives the range up; it reads as zeros afterwards.
+    /// Gives the range up; each of its bytes reads as zero or as before afterwards.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> io::Result<()>;
 
     /// Makes the range read as zeros.
