@@ -28,3 +28,11 @@ fn a_program_of_the_software_cpu_goes_on_on_kvm() {
         crossing::between_backends(&soft(), &*kvm, &*kvm);
     }
 }
+
+#[test]
+fn every_register_survives_the_crossing() {
+    if let Some(kvm) = kvm("every_register_survives_the_crossing") {
+        crossing::state_is_kept(&*kvm, &soft(), &*kvm);
+        crossing::state_is_kept(&soft(), &*kvm, &*kvm);
+    }
+}

@@ -3,7 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use vmm_core::Gpa;
 use vmm_core::hypervisor::Hypervisor;
+use vmm_core::ram::PAGE_BYTES;
+use vmm_core::tracker::DirtyTracker;
 use vmm_core::x86::{X86VcpuState, msr};
 
 use crate::guest::{TestVcpu, TestVm, start};
@@ -64,7 +67,11 @@ pub fn the_tsc_goes_on_from_its_saved_value(hypervisor: &dyn Hypervisor) {
     assert!(again >= tsc_of(&state) && again < FAR + SOON);
 }
 
-/// Asks for its clock at 0xc000 and reads it, as the kernel's documentation says.
+/// Where the guest asks for its clock.
+const CLOCK_PAGE: u64 = 0xc000;
+const PAGE: usize = PAGE_BYTES as usize;
+
+/// Asks for its clock and reads it, as the kernel's documentation says.
 #[rustfmt::skip]
 const CLOCK: &[u8] = &[
     0xb9, 0x01, 0x4d, 0x56, 0x4b, // mov ecx,0x4b564d01
@@ -208,4 +215,30 @@ pub fn a_stop_is_told(hypervisor: &dyn Hypervisor) {
     let mut without = other.bind(0);
     without.load(&start::long_mode());
     without.inner().notify_stopped().expect("nothing to tell");
+}
+
+/// The clock is written by the host: pages that it changes are in the dirty set like any other.
+pub fn what_the_clock_writes_is_tracked(hypervisor: &dyn Hypervisor) {
+    let (vm, mut vcpu) = with_clock(hypervisor);
+    Reading::next(&vm, &mut vcpu);
+    let tracker = DirtyTracker::new(vm.ram.clone(), vm.vm.clone());
+    tracker.start().expect("tracking starts");
+    let mut last = vm.memory();
+    let mut changed_clock = false;
+    for _ in 0..3 {
+        vcpu.inner().notify_stopped().expect("told");
+        Reading::next(&vm, &mut vcpu);
+        let set = tracker.take().expect("the set is read");
+        let memory = vm.memory();
+        for (at, (old, new)) in (0..).zip(last.chunks(PAGE).zip(memory.chunks(PAGE))) {
+            let page = at * PAGE as u64;
+            changed_clock |= page == CLOCK_PAGE && old != new;
+            assert!(
+                old == new || set.contains(Gpa(page)),
+                "page {page:#x} changed"
+            );
+        }
+        last = memory;
+    }
+    assert!(changed_clock, "the clock was written");
 }

@@ -8,6 +8,7 @@ use vmm_core::cpu_state::VcpuState;
 use vmm_core::hypervisor::{Hypervisor, VcpuStop, X86Spec};
 use vmm_core::x86::{X86VcpuState, msr};
 
+use super::state::{comparable, unusual};
 use crate::guest::{TestVm, portable_cpu, start};
 
 /// A generator of pseudo-random numbers writes 64 of each 1,000 to memory; part of its state is in
@@ -74,6 +75,25 @@ pub fn a_program_goes_on_in_another_vm(hypervisor: &dyn Hypervisor) {
 /// The same, begun on `first`, to `second` and back. Both run the CPU that `cpu_of` chooses for itself.
 pub fn between_backends(first: &dyn Hypervisor, second: &dyn Hypervisor, cpu_of: &dyn Hypervisor) {
     go_through(&[first, second], portable_cpu(cpu_of));
+}
+
+/// A state in which everything is set, saved by one backend, is the same when another saves it after
+/// loading it, and there and back.
+pub fn state_is_kept(first: &dyn Hypervisor, second: &dyn Hypervisor, cpu_of: &dyn Hypervisor) {
+    let through = |backend: &dyn Hypervisor, state: &X86VcpuState| {
+        let vm = TestVm::with_cpu(backend, 1, portable_cpu(cpu_of));
+        let mut vcpu = vm.bind(0);
+        vcpu.load(state);
+        through_its_record(vcpu.save())
+    };
+    let begun = through(first, &unusual());
+    let crossed = through(second, &begun);
+    let returned = through(first, &crossed);
+    for other in [crossed, returned] {
+        let mut other = comparable(other);
+        other.xcr0 = begun.xcr0;
+        assert_eq!(other, comparable(begun.clone()));
+    }
 }
 
 fn go_through(backends: &[&dyn Hypervisor], x86: X86Spec) {

@@ -109,6 +109,7 @@ macro_rules! hypervisor_suite {
                 kvm_clock_counts_nanoseconds,
                 kvm_clock_stands_still_while_saved,
                 a_stop_is_told,
+                what_the_clock_writes_is_tracked,
             }
             cpuid {
                 is_what_the_table_says,

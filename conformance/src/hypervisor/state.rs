@@ -92,7 +92,7 @@ fn prepare(vm: &TestVm) {
 }
 
 /// A state in which each part differs from what a reset leaves and from what [`CHANGES`] leaves.
-fn unusual() -> X86VcpuState {
+pub(super) fn unusual() -> X86VcpuState {
     let mut state = start::long_mode();
     let general = &mut state.general;
     for (index, register) in (1_u64..).zip([
@@ -178,7 +178,7 @@ const DERIVED: [usize; 3] = [
 ];
 
 /// Without what is not fixed: the TSC and derived registers.
-fn comparable(mut state: X86VcpuState) -> X86VcpuState {
+pub(super) fn comparable(mut state: X86VcpuState) -> X86VcpuState {
     state.set_msr(msr::TSC, 0);
     for offset in DERIVED {
         state.lapic[offset..offset + 4].fill(0);
