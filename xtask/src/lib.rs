@@ -1,7 +1,7 @@
 //! What `cargo xtask` does, as a library: its tests use parts of it.
 //!
 //! - [`vmtest`]: tests, scripts or a shell in an emulated host that has real KVM.
-//! - [`bench`]: whole machines measured on this host.
+//! - [`mod@bench`]: whole machines measured on this host.
 //! - [`ci`]: all that `scripts/test` runs, counted.
 //!
 //! Nothing here is part of smolvm; no other crate depends on it.
