@@ -47,7 +47,8 @@ fn measure(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let engine = Engine::open(EngineOptions {
         home: Home::at(&arguments.home),
         process_model: ProcessModel::Processes {
-            program: arguments.smolvm.clone(),
+            // Its processes start in `/`.
+            program: std::path::absolute(&arguments.smolvm)?,
         },
     })?;
     let options = Options {
