@@ -57,10 +57,27 @@ m logs | grep -q 'Kernel panic' || fail "the log"
 m start > /dev/null
 [ "$(m exec -- cat /root/file)" = kept ] || fail "the disk after a panic"
 
+echo "a guest that reboots"
+boot=$(m exec -- cat /proc/sys/kernel/random/boot_id)
+m exec -- sh -c 'sync; echo b > /proc/sysrq-trigger' > /dev/null 2>&1 || :
+n=0
+until new=$(m exec -- cat /proc/sys/kernel/random/boot_id 2> /dev/null) && [ "$new" != "$boot" ]; do
+    n=$((n + 1)); [ $n -lt 60 ] || fail "it does not come back: $(m status)"
+    sleep 0.5
+done
+is agent running
+
 echo "a guest that hangs"
-m exec -- sh -c 'kill -STOP 1; for p in $(pgrep -f smolvm); do kill -STOP $p; done' > /dev/null 2>&1 || :
+# Its agent is the child of PID 1 that has no name on a disk.
+m exec -- sh -c 'kill -STOP $PPID' > /dev/null 2>&1 &
+hung=$!
+sleep 2
 m stop --timeout 1s > out 2> err
+grep -q 'did not shut down' err || fail "no warning: $(cat out err)"
 is agent stopped
+actual=0
+wait $hung || actual=$?
+[ "$actual" = 125 ] || fail "the command's client: $actual"
 
 echo "two machines"
 m create --name second --image "$image" --mem 256M --cpus 1 --label purpose=test

@@ -64,9 +64,10 @@ use source::KernelFiles;
 
 /// The name of the kernel that machines get by default.
 pub const DEFAULT_NAME: &str = "default";
-/// The command line that an imported kernel gets. `cryptomgr.notests` leaves
-/// out self-tests that take half of the boot.
-pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1 cryptomgr.notests";
+/// The command line that an imported kernel gets. `reboot=acpi`: on hardware-reduced ACPI kernels
+/// otherwise reset through EFI, which is not there, and end in a jump to a BIOS, which is not there
+/// either. `cryptomgr.notests` leaves out self-tests that take half of the boot.
+pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1 reboot=acpi cryptomgr.notests";
 
 const COLLECTION: &str = "kernels";
 const VMLINUX: &str = "vmlinux";
