@@ -23,7 +23,8 @@ pub(super) fn choose(b: &mut Build<'_>) -> Option<Choice> {
         | M::Prefetchwt1
         | M::Prefetchit0
         | M::Prefetchit1 => Choice::next(convert::nop),
-        M::Lfence | M::Mfence | M::Sfence => Choice::next(convert::nop),
+        M::Mfence => Choice::next(convert::mfence),
+        M::Lfence | M::Sfence => Choice::next(convert::nop),
         M::Clflush | M::Clflushopt => {
             b.mem();
             Choice::next(convert::clflush)

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // guest RAM is shared with device threads and reached by pointer
 
 use crate::int::Int;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 /// A host address of guest RAM, valid for the width it was asked for. Made only from a
 /// region's base, so that the rest of the crate stays free of `unsafe`.
@@ -89,11 +89,13 @@ impl HostPtr {
     /// at the same time).
     pub(crate) fn compare_exchange<T: Int>(self, old: T, new: T) -> Result<(), T> {
         if self.0 as u64 & (T::BYTES - 1) != 0 {
+            fence(Ordering::SeqCst);
             let now = self.load::<T>();
             if now != old {
                 return Err(now);
             }
             self.store(new);
+            fence(Ordering::SeqCst);
             return Ok(());
         }
         let (o, n) = (old.u64(), new.u64());

@@ -3,6 +3,8 @@
 //! The fast path is one compare with the TLB; everything else (a miss, a page crossing, a device, a
 //! store to code) goes through the slow functions at the end of the file.
 
+use std::sync::atomic::{Ordering, fence};
+
 use super::{Access, tlb::Tlb, walk::Who};
 use crate::cpu::{Cpu, IoRequest, R, Trap, Trapped};
 use crate::int::Int;
@@ -72,7 +74,11 @@ impl Cpu {
         f: impl Fn(&mut crate::cpu::flags::LazyFlags, T) -> T,
     ) -> R<T> {
         let Some(p) = self.ram_for_write::<T>(va)? else {
-            return self.modify(va, f);
+            // Not atomic, but a fence, as every locked instruction is.
+            fence(Ordering::SeqCst);
+            let old = self.modify(va, f);
+            fence(Ordering::SeqCst);
+            return old;
         };
         let before = self.lazy;
         let mut old = p.load();

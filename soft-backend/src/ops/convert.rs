@@ -45,7 +45,13 @@ pub(crate) fn std(cpu: &mut Cpu, _: &Op) -> Step {
     Ok(Flow::Next)
 }
 
-/// NOP, PAUSE's body, prefetches, fences, CLFLUSH without a fault to report.
+/// MFENCE: device threads share the memory, so the guest's store has to be out before its next load.
+pub(crate) fn mfence(_: &mut Cpu, _: &Op) -> Step {
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    Ok(Flow::Next)
+}
+
+/// NOP, PAUSE's body, prefetches, LFENCE and SFENCE (loads and stores are in order each).
 pub(crate) fn nop(_: &mut Cpu, _: &Op) -> Step {
     Ok(Flow::Next)
 }

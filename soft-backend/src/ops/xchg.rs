@@ -1,5 +1,7 @@
 //! XCHG, XADD, CMPXCHG, CMPXCHG8B, CMPXCHG16B.
 
+use std::sync::atomic::{Ordering, fence};
+
 use crate::cpu::flags::LazyFlags;
 use crate::cpu::{Cpu, Flow, R, Step};
 use crate::decode::op::Op;
@@ -105,6 +107,8 @@ pub(crate) fn cmpxchg16b(cpu: &mut Cpu, op: &Op) -> Step {
         return Err(cpu.gp(0));
     }
     cpu.probe_write(at, 16)?;
+    // A locked instruction is a fence as well.
+    fence(Ordering::SeqCst);
     let low = cpu.read::<u64>(at)?;
     let high = cpu.read::<u64>(at + 8)?;
     let equal = low == cpu.regs[0] && high == cpu.regs[2];
@@ -114,6 +118,7 @@ pub(crate) fn cmpxchg16b(cpu: &mut Cpu, op: &Op) -> Step {
         (low, high)
     };
     store_pair(cpu, at, new_low, new_high)?;
+    fence(Ordering::SeqCst);
     if !equal {
         cpu.regs[0] = low;
         cpu.regs[2] = high;

@@ -91,6 +91,13 @@ impl Ioapic {
         }
     }
 
+    /// Signals one edge of a line. Up and down are one step: a pulse of another thread while the
+    /// line is up would be no edge, and its interrupt lost.
+    fn pulse(&self, pin: usize) {
+        let mut registers = self.lock();
+        self.service(&mut registers, pin);
+    }
+
     /// A local APIC ended interrupt `vector`.
     pub fn end_of_interrupt(&self, vector: u8) {
         let mut registers = self.lock();
@@ -289,8 +296,7 @@ struct Pin {
 
 impl IrqLine for Pin {
     fn pulse(&self) {
-        self.ioapic.set_level(self.pin, true);
-        self.ioapic.set_level(self.pin, false);
+        self.ioapic.pulse(self.pin);
     }
 }
 
@@ -346,6 +352,20 @@ mod tests {
         };
         assert_eq!(*sink.0.lock().unwrap(), [message, message]);
         assert!(ioapic.line(Gsi(24)).is_none());
+    }
+
+    #[test]
+    fn every_pulse_of_parallel_workers_becomes_a_message() {
+        const PULSES: usize = 5_000;
+        let (sink, ioapic) = ioapic();
+        write(&ioapic, 0x10 + 10, 0x31);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                let line = ioapic.line(Gsi(5)).unwrap();
+                scope.spawn(move || (0..PULSES).for_each(|_| line.pulse()));
+            }
+        });
+        assert_eq!(sink.0.lock().unwrap().len(), 4 * PULSES);
     }
 
     #[test]
