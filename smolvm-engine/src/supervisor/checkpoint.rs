@@ -294,7 +294,10 @@ impl Run<'_> {
                 FromVmm::MemoryDone => {
                     return instant.ok_or(CheckpointError::Vmm("no instant".to_owned()));
                 }
-                FromVmm::CaptureFailed(message) => return Err(CheckpointError::Vmm(message)),
+                FromVmm::CaptureFailed { message, switched } => {
+                    self.frozen |= switched;
+                    return Err(CheckpointError::Vmm(message));
+                }
                 other => return Err(CheckpointError::Vmm(format!("unexpected {other:?}"))),
             }
         }
@@ -473,6 +476,7 @@ impl Run<'_> {
             match self.next() {
                 Ok(FromVmm::CaptureEnded) => break,
                 Ok(FromVmm::Frozen { .. }) => self.frozen = true,
+                Ok(FromVmm::CaptureFailed { switched, .. }) => self.frozen |= switched,
                 Ok(_) => {}
                 Err(error) => {
                     tracing::warn!(%error, "the VMM does not end the capture");

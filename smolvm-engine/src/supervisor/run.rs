@@ -15,11 +15,12 @@ use super::serve;
 use super::vmm_process::{self, SpawnError, VmmHandle};
 use crate::backend::{self, BackendError};
 use crate::channel::{self, ChannelError};
-use crate::error::chain;
+use crate::create::create_overlay;
+use crate::error::{EngineError, chain};
 use crate::home::Home;
 use crate::machine::{MachineDir, MachineDirError, MachineFile, RecordedState, RunLock};
 use crate::name::MachineName;
-use crate::point::{PointError, read_point, record_file_name};
+use crate::point::{PointError, read_point, record_file_name, sync_directory};
 use crate::process::ProcessModel;
 use crate::vmm::messages::{ConsoleNote, EndReason, FromVmm, StartMachine, ToVmm};
 
@@ -76,6 +77,8 @@ pub(super) enum StartError {
     Point(#[from] PointError),
     #[error("the id of the point to restore is damaged")]
     Id(#[source] InvalidId),
+    #[error(transparent)]
+    Layer(#[from] Box<EngineError>),
     #[error("{0}")]
     Vmm(String),
 }
@@ -299,6 +302,9 @@ fn start(
         .cpus
         .unwrap_or_else(|| backend::default_vcpus(backend));
     let restore = restored_point(dir, &machine)?;
+    if restore.is_some() {
+        fresh_layer(dir, &mut machine)?;
+    }
     let cpu = match &machine.spec.cpu {
         Some(cpu) => cpu.clone(),
         None => backend::default_profile(&*backend::open(backend)?).to_owned(),
@@ -362,6 +368,25 @@ fn restored_point(dir: &MachineDir, machine: &MachineFile) -> Result<Option<Poin
     )?))
 }
 
+/// Gives a machine that is restored an empty layer: an earlier start that was killed at the wrong
+/// moment may have written to the one it has, and that would be the disk of another instant.
+fn fresh_layer(dir: &MachineDir, machine: &mut MachineFile) -> Result<(), StartError> {
+    let name = format!("layer-{}", machine.disk.next);
+    let path = dir.disk().join(&name);
+    create_overlay(&path, machine.spec.disk_bytes).map_err(Box::new)?;
+    sync_directory(&dir.disk())?;
+    machine.disk.next += 1;
+    let former = std::mem::replace(&mut machine.disk.layers, vec![name]);
+    dir.write(machine)?;
+    for name in former {
+        let path = dir.disk().join(name);
+        if let Err(error) = std::fs::remove_file(&path) {
+            tracing::warn!(path = %path.display(), %error, "a former layer is kept");
+        }
+    }
+    Ok(())
+}
+
 /// Seconds since 1970.
 pub(crate) fn unix_now() -> u64 {
     SystemTime::now()
@@ -409,7 +434,7 @@ fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
                 message @ (FromVmm::Chunks(_)
                 | FromVmm::Frozen { .. }
                 | FromVmm::MemoryDone
-                | FromVmm::CaptureFailed(_)
+                | FromVmm::CaptureFailed { .. }
                 | FromVmm::CaptureEnded),
             ) => shared.forward_capture(message),
             Ok(FromVmm::Rebooted) => {

@@ -75,8 +75,14 @@ impl Captured {
     }
 }
 
-/// Captures the machine; chunks and states go to `peer`. On an error nothing is lost: what was taken
-/// is given back.
+/// A capture that failed: nothing is lost, what was taken is given back.
+pub(super) struct Failed {
+    pub(super) error: CaptureError,
+    /// The disk writes to its new top already.
+    pub(super) switched: bool,
+}
+
+/// Captures the machine; chunks and states go to `peer`.
 pub(super) fn capture(
     machine: &mut RunningMachine,
     disk: &LayeredDisk,
@@ -85,9 +91,10 @@ pub(super) fn capture(
     window: &File,
     top: File,
     peer: &mut dyn Peer,
-) -> Result<Captured, CaptureError> {
+) -> Result<Captured, Failed> {
     let ram = machine.ram().clone();
     let mut taken = DirtySet::empty(&ram);
+    let mut switched = false;
     let sender = Sender::new(&ram, window, request.slots, peer);
     let result = run(
         machine,
@@ -96,17 +103,19 @@ pub(super) fn capture(
         tracked,
         top,
         &mut taken,
+        &mut switched,
         sender,
     );
     match result {
         Ok(frozen) => Ok(Captured { taken, frozen }),
         Err(error) => {
             machine.tracker().give_back(&taken);
-            Err(error)
+            Err(Failed { error, switched })
         }
     }
 }
 
+#[allow(clippy::too_many_arguments)]
 fn run(
     machine: &mut RunningMachine,
     disk: &LayeredDisk,
@@ -114,6 +123,7 @@ fn run(
     tracked: bool,
     top: File,
     taken: &mut DirtySet,
+    switched: &mut bool,
     mut sender: Sender<'_>,
 ) -> Result<FrozenView, CaptureError> {
     let top = Overlay::open(top)?;
@@ -131,6 +141,7 @@ fn run(
     taken.merge(&last);
     let states = paused.save()?;
     let frozen = disk.freeze(top)?;
+    *switched = true;
     if tracked {
         kept.patch(paused.ram(), &last, &mut sender)?;
     } else {

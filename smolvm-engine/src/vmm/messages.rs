@@ -80,7 +80,12 @@ pub(crate) enum FromVmm {
     /// All chunks of the capture were sent.
     MemoryDone,
     /// The capture failed; what it took counts as written again.
-    CaptureFailed(String),
+    CaptureFailed {
+        /// What failed.
+        message: String,
+        /// The disk writes to its new top already: that layer must stay.
+        switched: bool,
+    },
     /// To [`ToVmm::EndCapture`]: it is over, former layers of the disk are not used any more.
     CaptureEnded,
     /// The machine is over; the VMM ends.

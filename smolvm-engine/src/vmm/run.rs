@@ -55,6 +55,10 @@ fn tell(socket: &UnixStream, message: FromVmm) -> Result<(), ChannelError> {
     socket_channel::send(socket, &message, &[])
 }
 
+fn capture_failed(message: String, switched: bool) -> FromVmm {
+    FromVmm::CaptureFailed { message, switched }
+}
+
 fn read_requests(socket: &UnixStream, inbox: &Sender<Input>) {
     loop {
         let input = match socket_channel::receive(socket) {
@@ -164,7 +168,7 @@ impl Vmm {
         let mut files = descriptors.into_iter().map(File::from);
         let (Some(window), Some(top)) = (files.next(), files.next()) else {
             let message = "the capture came without its descriptors".to_owned();
-            tell(&self.socket, FromVmm::CaptureFailed(message))?;
+            tell(&self.socket, capture_failed(message, false))?;
             return Ok(None);
         };
         let mut talk = Talk {
@@ -176,8 +180,9 @@ impl Vmm {
         let disk = self.parts.disk();
         match capture(machine, disk, request, tracked, &window, top, &mut talk) {
             Ok(captured) => Ok(Some(captured)),
-            Err(error) => {
-                tell(&self.socket, FromVmm::CaptureFailed(chain(&error)))?;
+            Err(failed) => {
+                let message = capture_failed(chain(&failed.error), failed.switched);
+                tell(&self.socket, message)?;
                 Ok(None)
             }
         }
@@ -196,7 +201,7 @@ impl Vmm {
                 Some(Ok(())) => {}
                 Some(Err(error)) => {
                     // The layers stay in use; only their files must not be removed.
-                    tell(&self.socket, FromVmm::CaptureFailed(chain(&error)))?;
+                    tell(&self.socket, capture_failed(chain(&error), true))?;
                     return Ok(());
                 }
                 None => captured.give_back(machine),
