@@ -55,9 +55,7 @@ impl Cpu {
         self.collect();
         if self.lapic.timer.deadline().is_some() {
             let now = self.tsc();
-            if self.lapic.timer.expire(now) {
-                self.lapic.timer_fired();
-            }
+            self.expire_timer(now);
         }
         if self.mp_state == MpState::SipiReceived {
             let segment = u16::from(self.sipi_vector) << 8;
@@ -65,6 +63,13 @@ impl Cpu {
             self.rip = 0;
             self.mp_state = MpState::Runnable;
             self.update_mode();
+        }
+    }
+
+    /// A timer that ran out by now becomes its interrupt.
+    fn expire_timer(&mut self, now: u64) {
+        if self.lapic.timer.expire(now) {
+            self.lapic.timer_fired();
         }
     }
 
@@ -170,6 +175,8 @@ impl Cpu {
     pub(crate) fn save_local(&mut self, page: &mut [u8; LAPIC_PAGE_BYTES]) {
         self.collect();
         let now = self.tsc();
+        // One that ran out in the pause has no count left: saved so, it would never fire again.
+        self.expire_timer(now);
         self.lapic.save(page, now);
     }
 
