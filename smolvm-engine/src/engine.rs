@@ -282,7 +282,15 @@ impl Engine {
             }
             dir.write(&file)?;
         }
-        let report = self.launch(name, &dir)?;
+        let report = self.launch(name, &dir);
+        if !matches!(
+            report,
+            Ok(StartReport::Ready { .. } | StartReport::AgentSilent { .. })
+        ) {
+            // It does not run: the next command must not find its last process and think it did.
+            drop(dir.lock_running()?);
+        }
+        let report = report?;
         let name = name.clone();
         match report {
             StartReport::Ready { backend } => Ok(Started {
