@@ -5,6 +5,8 @@
 //! cargo run --release --example boot_kernel -- kvm|soft VMLINUX INITRAMFS DISK.img [VCPUS [MIB [ARG ...]]]
 //! ```
 
+#![allow(clippy::print_stdout)] // an example talks to whoever runs it
+
 use std::error::Error;
 use std::fs::File;
 use std::io;
@@ -21,6 +23,10 @@ use vmm_core::x86::{self, CpuProfile};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.is_empty() {
+        println!("skipped: boot_kernel: it needs a kernel, an initramfs and a disk as arguments");
+        return Ok(());
+    }
     let [backend, kernel, initramfs, disk, rest @ ..] = arguments.as_slice() else {
         return Err(
             "usage: boot_kernel kvm|soft VMLINUX INITRAMFS DISK.img [VCPUS [MIB [ARG ...]]]".into(),
