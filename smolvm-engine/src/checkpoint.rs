@@ -157,7 +157,7 @@ impl Engine {
     ) -> Result<Vec<LogEntry>, EngineError> {
         let path = store.map_or_else(|| self.home().store(), Path::to_owned);
         let store = Store::open_existing(path)?;
-        let mut entries = Vec::new();
+        let mut lines = Vec::new();
         for point in store.points()? {
             let in_directory = point
                 .directory
@@ -165,7 +165,7 @@ impl Engine {
                 .is_some_and(|directory| matches!(directory.state, DirectoryState::Present));
             let gone = !point.has_record && !in_directory;
             match LineageEntry::from_line(CheckpointId(point.id.0), &point.meta) {
-                Ok(entry) => entries.push(log_entry(&entry, None, gone)),
+                Ok(line) => lines.push((line, gone)),
                 // A later version may write other lines; the rest of the log is still of use.
                 Err(error) => {
                     tracing::warn!(id = %point.id, %error, "a line of the log is unknown")
@@ -173,10 +173,12 @@ impl Engine {
             }
         }
         if let Some(machine) = machine {
-            entries.retain(|entry| entry.machine == machine.as_str());
+            lines.retain(|(line, _)| line.machine == machine.as_str());
         }
-        entries.sort_by(|a, b| (a.taken_unix, &a.id).cmp(&(b.taken_unix, &b.id)));
-        Ok(entries)
+        // Several points may be taken within one second: the whole time counts.
+        lines.sort_by_key(|(line, _)| (line.taken, line.id));
+        let entry = |(line, gone): &(LineageEntry, bool)| log_entry(line, None, *gone);
+        Ok(lines.iter().map(entry).collect())
     }
 }
 
