@@ -1,0 +1,15 @@
+//! Saving machines and going back, with a real guest and the real binary.
+//!
+//! `$SMOLVM` is the binary, `$SMOLVM_HOME` a home with a kernel and the image `debian`; without them
+//! the tests say that they are skipped. Each test works in a home of its own. With `SMOLVM_LONG=1`
+//! what is sampled is done in full.
+
+mod bed;
+mod full_disk;
+mod history;
+mod independent;
+mod instant;
+mod killed;
+mod memory;
+mod refused;
+mod time;

@@ -1,0 +1,296 @@
+//! Points that are damaged, hostile or of another computer are refused by name; no guest runs.
+
+use std::fs;
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
+
+use smolvm_engine::{EngineError, MachineState, PointError, chain};
+use snapshot_format::{Point, PointRecord};
+use vmm_core::machine::X86MachineRecord;
+use vmm_core::x86::CpuidTable;
+
+use crate::bed::{Bed, copy_bytes, long, machine};
+
+/// A bed with one checkpoint, `good.checkpoint`, and no machine.
+fn bed_with_point(test: &str) -> Option<Bed> {
+    let bed = Bed::open_on_the_host(test)?;
+    bed.boot("source", &["--mem", "256M"]);
+    bed.save("source", "good.checkpoint");
+    bed.delete("source");
+    Some(bed)
+}
+
+/// What creating and starting from `bad.checkpoint` says; no guest may have run.
+fn refusal(bed: &Bed) -> String {
+    let result = bed
+        .create_from("victim", "bad.checkpoint", None)
+        .and_then(|()| {
+            let result = bed.start("victim");
+            assert_ne!(
+                bed.state("victim"),
+                MachineState::Running,
+                "a bad point runs"
+            );
+            result
+        });
+    let error = result.expect_err("a bad point was accepted");
+    let console = bed.home().join("machines/victim/console.log");
+    if let Ok(console) = fs::read(&console) {
+        assert!(
+            console.is_empty(),
+            "the guest ran: {}",
+            String::from_utf8_lossy(&console)
+        );
+    }
+    if bed.engine.machine(&machine("victim")).is_ok() {
+        bed.delete("victim");
+    }
+    chain(&error)
+}
+
+/// Makes `bad.checkpoint` a copy of the good one with another record.
+fn with_record(bed: &Bed, bytes: &[u8]) {
+    fresh_copy(bed);
+    let path = bed.path("bad.checkpoint/point.record");
+    fs::remove_file(&path).expect("remove");
+    fs::write(&path, bytes).expect("write");
+}
+
+fn fresh_copy(bed: &Bed) {
+    let bad = bed.path("bad.checkpoint");
+    if bad.exists() {
+        fs::remove_dir_all(&bad).expect("remove");
+    }
+    copy_bytes(&bed.path("good.checkpoint"), &bad);
+}
+
+fn good_record(bed: &Bed) -> (PointRecord, Vec<u8>) {
+    let bytes = fs::read(bed.path("good.checkpoint/point.record")).expect("record");
+    (
+        Point::decode(&bytes).expect("a sound record").into_record(),
+        bytes,
+    )
+}
+
+#[test]
+fn damaged_packs_are_named() {
+    let Some(bed) = bed_with_point("damaged_packs_are_named") else {
+        return;
+    };
+    let packs = |dir: &Path| -> Vec<_> {
+        let entries = fs::read_dir(dir.join("packs")).expect("packs");
+        entries.map(|entry| entry.expect("entry").path()).collect()
+    };
+    let count = if long() { 24 } else { 6 };
+    for number in 0..count {
+        fresh_copy(&bed);
+        for pack in packs(&bed.path("bad.checkpoint")) {
+            let length = fs::metadata(&pack).expect("pack").len();
+            let mut mode = fs::metadata(&pack).expect("pack").permissions();
+            std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o600);
+            fs::set_permissions(&pack, mode).expect("mode");
+            let mut file = fs::File::options().write(true).open(&pack).expect("open");
+            // Bytes all over it, in other places each time; once a cut.
+            let step = 128 << 10;
+            if number == 0 {
+                file.set_len(length / 2).expect("cut");
+                continue;
+            }
+            for at in (step * number / count..length).step_by(step as usize) {
+                file.seek(SeekFrom::Start(at)).expect("seek");
+                let bytes = vec![0x5a; 512.min((length - at) as usize)];
+                file.write_all(&bytes).expect("write");
+            }
+        }
+        let error = refusal(&bed);
+        assert!(error.contains("pack") || error.contains("chunk"), "{error}");
+    }
+    fresh_copy(&bed);
+    for pack in packs(&bed.path("bad.checkpoint")) {
+        fs::remove_file(pack).expect("remove");
+    }
+    let error = refusal(&bed);
+    assert!(error.contains("pack") || error.contains("chunk"), "{error}");
+}
+
+#[test]
+fn damaged_records_are_named() {
+    let Some(bed) = bed_with_point("damaged_records_are_named") else {
+        return;
+    };
+    let (_, bytes) = good_record(&bed);
+    let steps = if long() { 200 } else { 40 };
+    let mut places: Vec<usize> = (0..steps).map(|step| bytes.len() * step / steps).collect();
+    places.extend([1, 7, 8, 23, 24, bytes.len() - 4, bytes.len() - 1]);
+    for at in places {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 0x40;
+        for bad in [&bytes[..at], &flipped] {
+            with_record(&bed, bad);
+            let error = bed
+                .create_from("victim", "bad.checkpoint", None)
+                .expect_err("accepted");
+            assert!(
+                matches!(error, EngineError::Point(PointError::Damaged { .. })),
+                "at {at}: {error:?}"
+            );
+            assert!(chain(&error).contains("point.record"), "{}", chain(&error));
+        }
+    }
+    fs::remove_dir_all(bed.path("bad.checkpoint")).expect("remove");
+    fs::create_dir(bed.path("bad.checkpoint")).expect("create");
+    assert!(refusal(&bed).contains("is not a checkpoint"));
+    fs::remove_dir_all(bed.path("bad.checkpoint")).expect("remove");
+    assert!(refusal(&bed).contains("bad.checkpoint"));
+}
+
+#[test]
+fn points_that_this_host_cannot_run_are_refused_with_the_reason() {
+    let Some(bed) = bed_with_point("points_that_this_host_cannot_run_are_refused_with_the_reason")
+    else {
+        return;
+    };
+    let cases: &[(&str, &str, Change)] = &[
+        ("architecture", "aarch64", |record| {
+            record.host.architecture = "aarch64".to_owned()
+        }),
+        ("system", "darwin", |record| {
+            record.host.guest_os = "darwin".to_owned()
+        }),
+        ("CPU feature", "", |record| {
+            // Everything that leaf 7 can name: no host has all of it.
+            change_machine(record, |machine| {
+                let entries = machine.cpuid.entries().iter().map(|entry| {
+                    let mut entry = *entry;
+                    if (entry.leaf, entry.subleaf) == (7, 0) {
+                        (entry.ebx, entry.ecx, entry.edx) = (u32::MAX, u32::MAX, u32::MAX);
+                    }
+                    entry
+                });
+                machine.cpuid = CpuidTable::new(entries.collect());
+            });
+        }),
+    ];
+    for (what, says, change) in cases {
+        let (mut record, _) = good_record(&bed);
+        change(&mut record);
+        with_record(&bed, &Point::seal(record).expect("sealed").1);
+        match bed.create_from("victim", "bad.checkpoint", None) {
+            Err(error @ EngineError::Unrestorable { .. }) => {
+                assert!(chain(&error).contains(says), "{what}: {}", chain(&error));
+            }
+            other => panic!("{what}: {other:?}"),
+        }
+        assert!(bed.engine.machine(&machine("victim")).is_err(), "{what}");
+    }
+}
+
+/// Makes a record one that this host cannot run.
+type Change = fn(&mut PointRecord);
+
+fn change_machine(record: &mut PointRecord, change: impl FnOnce(&mut X86MachineRecord)) {
+    let mut machine = X86MachineRecord::find(&record.states).expect("the machine's record");
+    change(&mut machine);
+    let changed = machine.to_record();
+    let place = record
+        .states
+        .iter_mut()
+        .find(|state| state.unit == changed.unit);
+    *place.expect("the machine's record") = changed;
+}
+
+#[test]
+fn hostile_records_are_refused() {
+    let Some(bed) = bed_with_point("hostile_records_are_refused") else {
+        return;
+    };
+    let mut cases: Vec<(String, PointRecord)> = Vec::new();
+    let mut case = |what: String, change: &dyn Fn(&mut PointRecord)| {
+        let (mut record, _) = good_record(&bed);
+        change(&mut record);
+        cases.push((what, record));
+    };
+    case("no vCPU".into(), &|record| record.spec.vcpus = 0);
+    case("more vCPUs than states".into(), &|record| {
+        record.spec.vcpus = 4
+    });
+    case("300 vCPUs".into(), &|record| record.spec.vcpus = 300);
+    case("other memory size".into(), &|record| {
+        record.spec.memory_bytes *= 2
+    });
+    case("odd memory size".into(), &|record| {
+        record.spec.memory_bytes = u64::MAX
+    });
+    case("no memory".into(), &|record| record.memory.clear());
+    case("memory elsewhere".into(), &|record| {
+        record.memory[0].start_gpa = 1 << 20
+    });
+    case("two regions in one place".into(), &|record| {
+        record.memory.push(record.memory[0].clone());
+    });
+    case("no disk".into(), &|record| record.disks.clear());
+    case("larger disk".into(), &|record| {
+        record.spec.disk_bytes = 1 << 62
+    });
+    case("disk by another name".into(), &|record| {
+        record.disks[0].name = "../../x".to_owned()
+    });
+    case("no kernel".into(), &|record| {
+        record.boot.kernel.size_bytes = 0
+    });
+    case("no states".into(), &|record| record.states.clear());
+    let (record, _) = good_record(&bed);
+    for (index, state) in record.states.iter().enumerate() {
+        let unit = &state.unit;
+        case(format!("{unit} missing"), &|record| {
+            drop(record.states.remove(index))
+        });
+        case(format!("{unit} twice"), &|record| {
+            record.states.push(record.states[index].clone());
+        });
+        case(format!("{unit} of a later version"), &|record| {
+            record.states[index].version += 1000
+        });
+        case(format!("{unit} empty"), &|record| {
+            record.states[index].bytes.clear()
+        });
+        case(format!("{unit} cut"), &|record| {
+            let length = record.states[index].bytes.len();
+            record.states[index].bytes.truncate(length / 2);
+        });
+        case(format!("{unit} with garbage"), &|record| {
+            record.states[index].bytes.fill(0xff)
+        });
+        case(format!("{unit} of another kind"), &|record| {
+            record.states[index].kind = "other".to_owned();
+        });
+    }
+    let mut accepted = Vec::new();
+    for (what, record) in cases {
+        // What cannot even be written down is refused by the format.
+        let Ok((_, bytes)) = Point::seal(record) else {
+            continue;
+        };
+        with_record(&bed, &bytes);
+        let result = bed
+            .create_from("victim", "bad.checkpoint", None)
+            .and_then(|()| bed.start("victim"));
+        if bed.engine.machine(&machine("victim")).is_ok() {
+            if bed.state("victim") == MachineState::Running {
+                accepted.push(what.clone());
+            }
+            bed.delete("victim");
+        }
+        if let Err(error) = result {
+            assert!(!chain(&error).is_empty(), "{what}");
+            assert!(
+                !chain(&error).contains("panick"),
+                "{what}: {}",
+                chain(&error)
+            );
+        }
+    }
+    // Fields that are absent are zero, which is a sound state of these two.
+    accepted.retain(|what| what != "clock empty" && what != "serial0 empty");
+    assert!(accepted.is_empty(), "accepted: {accepted:?}");
+}
