@@ -84,12 +84,12 @@ const STEPS: &[Step] = &[
         // End-to-end scripts take minutes each on doubly emulated processors.
         run: |_, options| match options.long {
             true => emulated(options, &[]),
-            false => emulated(options, &["-p=kvm-backend", "-p=conformance"]),
+            false => emulated(options, &["-p=kvm-backend"]),
         },
     },
     Step {
         name: "vmtest-one-cpu",
-        run: |_, options| emulated(options, &["--cpus=1", "clock"]),
+        run: |_, options| emulated(options, &["--cpus=1", "-p=kvm-backend", "clock"]),
     },
     Step {
         name: "software-cpu",
