@@ -47,7 +47,9 @@ pub fn examples(workspace: &Workspace, _options: &Options) -> Result<Totals> {
     for name in names {
         let arguments = ["run", "--quiet", "-p", "examples", "--example", name];
         let mut command = cargo_command(workspace, &arguments);
-        command.envs(place.iter().flat_map(Place::environment));
+        // Cargo and rustup find their own files by HOME.
+        let environment = place.iter().flat_map(Place::environment);
+        command.envs(environment.filter(|(name, _)| *name != "HOME"));
         let mut skipped = false;
         let status = stream::run(command, |line| {
             skipped |= line.starts_with(crate::totals::SKIP_PREFIX);
