@@ -49,6 +49,22 @@ run_job() { # path of the job
     pkill -KILL -u smol && printf '\n%s left %s\n' "$token" "$id" >&4
 }
 
+# A VM that lives as long as the emulated host. KVM rewrites its own code when the first VM of all
+# comes and when the last one goes (static keys such as preempt_notifier_key). QEMU before 8.1 may
+# translate such code on one processor while another writes it, and keep the old translation: the
+# processor then meets a breakpoint for ever, with interrupts off. Tests make a VM each, so without
+# this about one run in fifty hangs.
+hold_vm() {
+    exec perl -e '
+        open my $kvm, "+<", "/dev/kvm" or die "/dev/kvm: $!";
+        my $number = ioctl($kvm, 0xAE01, 0) or die "KVM_CREATE_VM: $!";
+        open my $vm, "+<&=", $number or die "the VM: $!";
+        ioctl($vm, 0xAE60, 0) or die "KVM_CREATE_IRQCHIP: $!";
+        ioctl($vm, 0xAE41, 0) or die "KVM_CREATE_VCPU: $!";
+        sleep;
+    '
+}
+
 power_off() {
     sync
     echo o > /proc/sysrq-trigger
@@ -75,7 +91,13 @@ mkfifo /run/output
 cat /run/output > "$port" &
 copier=$!
 exec 4> /run/output
+# Signs of life: without them qemu.rs takes this kernel as hung.
+while sleep 5; do printf '\n%s alive\n' "$token" >&4; done &
+signs=$!
+hold_vm &
+holder=$!
 for job in /data/jobs/*; do run_job "$job"; done
+kill "$signs" "$holder"
 printf '\n%s end\n' "$token" >&4
 exec 4>&-
 wait "$copier"

@@ -104,6 +104,14 @@ impl Payload {
         Ok(())
     }
 
+    /// Leaves these jobs out when the emulated host starts again.
+    pub fn leave_out(&self, ids: &[String]) -> Result<()> {
+        for id in ids {
+            cache::remove(&self.folder.join("jobs").join(id))?;
+        }
+        Ok(())
+    }
+
     /// Writes the values that `inside.sh` reads.
     pub fn settings(&self, values: &[(&str, &str)]) -> Result<()> {
         let text: String = values

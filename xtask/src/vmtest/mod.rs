@@ -29,7 +29,7 @@ use crate::totals::Totals;
 use crate::{cache, output, process};
 use jobs::Payload;
 use kernel::Kernel;
-use qemu::{Disk, Emulator};
+use qemu::{Disk, Emulator, Ending, Verdict};
 use report::{Kind, Reader, Shown};
 use select::{Account, Item};
 
@@ -38,6 +38,12 @@ const DATA_SIZE_BYTES: u64 = 16 << 30;
 
 /// Folder of the running emulator, beside the data disk.
 const RUN_FOLDER: &str = "run";
+
+/// How often the emulated host is started again after its kernel hung, see `hold_vm` in `inside.sh`.
+const RESTART_LIMIT: u32 = 2;
+
+/// How long after its time limit a job may take to end.
+const JOB_END_GRACE: Duration = Duration::from_secs(60);
 
 /// What to run in the emulated host.
 #[derive(Debug, clap::Args)]
@@ -209,28 +215,65 @@ impl Host {
             .iter()
             .map(|job| (job.id.clone(), job.name.clone(), job.kind));
         let mut reader = Reader::new(&token, jobs);
-        let started = Instant::now();
-        let console = self.with_emulator(options, payload, |emulator| {
-            emulator.run(Duration::from_secs(options.timeout), |bytes| {
-                show(reader.receive(bytes));
-            })
-        });
-        show(reader.finish());
-        let console = console?;
+        let deadline = Instant::now() + Duration::from_secs(options.timeout);
+        let mut restarts = 0;
+        let console = loop {
+            match self.attempt(options, payload, &mut reader, deadline)? {
+                Ending::PoweredOff(console) => break console,
+                Ending::Hung(console) if restarts == RESTART_LIMIT => {
+                    return Err(problem("hung again", &console));
+                }
+                Ending::Hung(console) => {
+                    restarts += 1;
+                    let (done, interrupted) = reader.start_again();
+                    payload.leave_out(&done)?;
+                    output::note(process::tail(&console, 1000));
+                    output::note(format_args!(
+                        "the emulated host hung in {}; started again for what is left",
+                        interrupted.as_deref().unwrap_or("its own work")
+                    ));
+                }
+            }
+        };
         if options.verbose {
             output::note(&console);
         }
+        if reader.ended() {
+            return Ok(reader);
+        }
+        Err(problem(
+            &format!("ended early ({})", reader.totals()),
+            &console,
+        ))
+    }
+
+    /// One start of the emulated host, to its end.
+    fn attempt(
+        &self,
+        options: &Options,
+        payload: &Payload,
+        reader: &mut Reader,
+        deadline: Instant,
+    ) -> Result<Ending> {
+        // `inside.sh` ends a job that is late; if that fails, its kernel is at fault.
+        let job_limit = Duration::from_secs(options.job_timeout) + JOB_END_GRACE;
+        let started = Instant::now();
+        let limit = deadline.saturating_duration_since(started);
+        let ending = self.with_emulator(options, payload, |emulator| {
+            emulator.run(limit, |bytes| {
+                show(reader.receive(bytes));
+                match reader.current_for() {
+                    Some(time) if time > job_limit => Verdict::Break(()),
+                    _ => Verdict::Continue(()),
+                }
+            })
+        });
+        show(reader.finish());
         output::note(format_args!(
             "the emulated host ran for {:.1} s",
             started.elapsed().as_secs_f64()
         ));
-        if reader.ended() {
-            return Ok(reader);
-        }
-        Err(Error::EmulatedHost {
-            problem: format!("ended early ({})", reader.totals()),
-            console: process::tail(&console, 3000).to_owned(),
-        })
+        ending
     }
 
     fn shell(&self, options: &Options, payload: &Payload) -> Result<()> {
@@ -274,6 +317,13 @@ impl Host {
             disks: &disks,
             folder: &self.folder.join(RUN_FOLDER),
         })
+    }
+}
+
+fn problem(problem: &str, console: &str) -> Error {
+    Error::EmulatedHost {
+        problem: problem.to_owned(),
+        console: process::tail(console, 3000).to_owned(),
     }
 }
 

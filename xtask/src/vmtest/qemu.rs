@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -14,6 +15,10 @@ use crate::{cache, process};
 
 /// How long QEMU may take to exit after the emulated host has said all it had to say.
 const EXIT_GRACE: Duration = Duration::from_secs(60);
+
+/// The emulated host's kernel stands still if nothing comes for so long, not even the sign of life
+/// that `inside.sh` gives every few seconds.
+const SILENCE_LIMIT: Duration = Duration::from_secs(120);
 
 /// One disk of the emulated host.
 pub struct Disk<'a> {
@@ -42,6 +47,17 @@ pub struct Emulator<'a> {
     pub folder: &'a Path,
 }
 
+/// How a run ended, with what the serial console said.
+pub enum Ending {
+    /// The emulated host powered off.
+    PoweredOff(String),
+    /// It stood still and was killed.
+    Hung(String),
+}
+
+/// What the receiver of bytes thinks of going on.
+pub type Verdict = ControlFlow<()>;
+
 /// Where the emulated host's virtio port leads.
 enum Port {
     /// To this program, byte by byte.
@@ -51,35 +67,48 @@ enum Port {
 }
 
 impl Emulator<'_> {
-    /// Runs to the end and returns what the serial console said.
+    /// Runs a program that says nothing on the virtio port to its end; returns what the serial
+    /// console said.
     pub fn run_silently(&self, limit: Duration) -> Result<String> {
-        self.run(limit, |_| {})
+        match self.run_within(limit, limit, |_| Verdict::Continue(()))? {
+            Ending::PoweredOff(console) => Ok(console),
+            Ending::Hung(console) => Err(late(limit, &console)),
+        }
     }
 
-    /// Runs to the end, handing on what comes out of the virtio port as it comes; returns the
-    /// serial console's text.
-    pub fn run(&self, limit: Duration, mut received: impl FnMut(&[u8])) -> Result<String> {
+    /// Runs to the end, handing on what comes out of the virtio port as it comes. `received` says
+    /// that the emulated host counts as hung by breaking off.
+    pub fn run(&self, limit: Duration, received: impl FnMut(&[u8]) -> Verdict) -> Result<Ending> {
+        self.run_within(limit, SILENCE_LIMIT, received)
+    }
+
+    fn run_within(
+        &self,
+        limit: Duration,
+        silence: Duration,
+        mut received: impl FnMut(&[u8]) -> Verdict,
+    ) -> Result<Ending> {
         let mut command = self.command(&Port::Piped)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut running = Running::start(&mut command)?;
         let deadline = Instant::now() + limit;
         let chunks = running.read_in_background();
-        let in_time = loop {
-            match chunks.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(bytes) => received(&bytes),
+        let powered_off = loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match chunks.recv_timeout(left.min(silence)) {
+                Ok(bytes) if received(&bytes).is_break() => break false,
+                Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => break running.exits_within(EXIT_GRACE)?,
                 Err(RecvTimeoutError::Timeout) => break false,
             }
         };
         drop(running);
         let console = read_console(self.folder);
-        if in_time {
-            return Ok(console);
+        match powered_off {
+            true => Ok(Ending::PoweredOff(console)),
+            false if Instant::now() < deadline => Ok(Ending::Hung(console)),
+            false => Err(late(limit, &console)),
         }
-        Err(Error::EmulatedHost {
-            problem: format!("did not end within {} s", limit.as_secs()),
-            console: process::tail(&console, 3000).to_owned(),
-        })
     }
 
     /// Runs with the terminal connected to the emulated host's `/dev/hvc0`.
@@ -139,6 +168,13 @@ impl Emulator<'_> {
         let messages = folder.join("messages");
         command.stderr(fs::File::create(&messages).map_err(Error::file("create", &messages))?);
         Ok(command)
+    }
+}
+
+fn late(limit: Duration, console: &str) -> Error {
+    Error::EmulatedHost {
+        problem: format!("did not end within {} s", limit.as_secs()),
+        console: process::tail(console, 3000).to_owned(),
     }
 }
 

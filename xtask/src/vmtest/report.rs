@@ -1,6 +1,7 @@
 //! What the emulated host says about its jobs, and the totals of it.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use crate::totals::{HarnessCounter, Totals};
 
@@ -28,11 +29,17 @@ pub enum Shown {
 pub struct Reader {
     token: String,
     jobs: BTreeMap<String, Job>,
-    current: Option<String>,
+    current: Option<Current>,
     pending: Vec<u8>,
     line: Vec<u8>,
     /// Whether the marker of the end has come.
     ended: bool,
+}
+
+/// The job that runs.
+struct Current {
+    id: String,
+    since: Instant,
 }
 
 struct Job {
@@ -119,16 +126,27 @@ impl Reader {
     fn end_line(&mut self) {
         let line = String::from_utf8_lossy(&self.line).into_owned();
         self.line.clear();
-        if let Some(job) = self.current.as_ref().and_then(|id| self.jobs.get_mut(id)) {
+        if let Some(job) = self.current_job() {
             job.counter.line(&line);
         }
+    }
+
+    fn current_job(&mut self) -> Option<&mut Job> {
+        let current = self.current.as_ref()?;
+        self.jobs.get_mut(&current.id)
     }
 
     fn marker(&mut self, text: &str, shown: &mut Vec<Shown>) {
         let mut words = text.split_whitespace();
         let (word, id) = (words.next(), words.next().unwrap_or_default());
         match word {
-            Some("start") => self.current = Some(id.to_owned()),
+            Some("start") => {
+                self.current = Some(Current {
+                    id: id.to_owned(),
+                    since: Instant::now(),
+                });
+            }
+            Some("alive") => {}
             Some("done") => {
                 self.end_line();
                 self.current = None;
@@ -147,6 +165,29 @@ impl Reader {
             Some("end") => self.ended = true,
             _ => shown.push(Shown::Remark(format!("note: unknown marker {text:?}"))),
         }
+    }
+
+    /// For how long the job has run that runs now.
+    pub fn current_for(&self) -> Option<Duration> {
+        self.current.as_ref().map(|job| job.since.elapsed())
+    }
+
+    /// The emulated host will be started once more, for the jobs that have no exit code yet:
+    /// forgets what they said. Returns the identifiers of the jobs that ended, and the name of the
+    /// one that ran.
+    pub fn start_again(&mut self) -> (Vec<String>, Option<String>) {
+        let interrupted = self.current_job().map(|job| job.name.clone());
+        self.current = None;
+        self.pending.clear();
+        self.line.clear();
+        let mut done = Vec::new();
+        for (id, job) in &mut self.jobs {
+            match job.exit_code {
+                Some(_) => done.push(id.clone()),
+                None => job.counter = HarnessCounter::default(),
+            }
+        }
+        (done, interrupted)
     }
 
     /// Whether the emulated host went through all its jobs.
@@ -279,6 +320,30 @@ mod tests {
         assert_eq!(text(&reader.finish()), "\n");
         assert!(!reader.ended());
         assert_eq!(reader.totals().to_string(), "7 passed, 2 failed, 0 skipped");
+    }
+
+    #[test]
+    fn what_an_interrupted_job_said_is_not_counted_twice() {
+        let mut reader = reader();
+        let (before, after) = STREAM.split_at(find(STREAM, b"\n@@t done 1").unwrap());
+        reader.receive(before);
+        let (done, interrupted) = reader.start_again();
+        assert_eq!((done, interrupted), (vec![], Some("unit".to_owned())));
+        reader.receive(before);
+        reader.receive(after);
+        assert_eq!(reader.totals().to_string(), "2 passed, 1 failed, 2 skipped");
+        assert_eq!(
+            reader.start_again(),
+            (vec!["1".to_owned(), "2".to_owned()], None)
+        );
+        assert_eq!(reader.totals().to_string(), "2 passed, 1 failed, 2 skipped");
+    }
+
+    #[test]
+    fn a_sign_of_life_is_no_output() {
+        let mut reader = reader();
+        let shown = reader.receive(b"\n@@t start 2\nno new\n@@t alive\nline\n@@t done 2 0\n");
+        assert_eq!(text(&shown), "no newline<test story ... ok>");
     }
 
     #[test]
