@@ -12,7 +12,20 @@
 //! of x86-64-v2 with local APIC (xAPIC) and kvm-clock; CPUID shows what the machine's profile says.
 //!
 //! vCPUs have a thread each, but one runs at a time: a baton goes round at HLT, PAUSE and after a
-//! number of instructions. With [`SoftOptions::with_deterministic`] time counts instructions.
+//! number of instructions.
+//!
+//! # Deterministic mode
+//!
+//! With [`SoftOptions::with_deterministic`] the count of retired instructions, of all vCPUs together, is
+//! the only time: TSC (1 GHz, one tick per instruction), local APIC timers, kvm-clock and the wall
+//! clock, which begins with the year 2025, follow from it. vCPUs take turns in the order of
+//! their numbers, 50,000 instructions each; PAUSE and HLT end a turn. When all wait, the count
+//! jumps to the next timer or to the next work of the machine's [`Agenda`](vmm_core::schedule::Agenda), by
+//! which devices do theirs. The host's clock is never read, and threads of the host are heard only
+//! between pieces of guest code whose ends do not depend on them. A run therefore repeats itself bit by
+//! bit, as long as its input comes at the same counts: [`vmm_core::machine`] makes it so.
+//! A VM in which state was loaded goes on as any other VM in which the same was loaded does; it may part
+//! in timing from the one that was saved, since pieces of code begin elsewhere.
 //!
 //! # Errors
 //!

@@ -105,15 +105,19 @@ impl Cpu {
             || self.flag(IF) && self.lapic.deliverable().is_some()
     }
 
-    /// In deterministic mode a halted vCPU's time jumps to its timer. False if there is none.
-    pub(crate) fn skip_to_timer(&mut self) -> bool {
-        let (true, Some(deadline)) = (self.time.is_deterministic(), self.lapic.timer.deadline())
-        else {
-            return false;
-        };
-        let left = deadline.wrapping_sub(self.tsc()) as i64;
-        self.retired += left.max(0) as u64;
-        true
+    /// Deterministic mode: the instruction count at which the local timer runs out.
+    pub(crate) fn timer_count(&self) -> Option<u64> {
+        let left = self.lapic.timer.deadline()?.wrapping_sub(self.tsc()) as i64;
+        Some(self.retired + left.max(0) as u64)
+    }
+
+    /// Looks around; true if there is guest code to run.
+    pub(crate) fn is_awake(&mut self) -> bool {
+        self.look_around();
+        if self.mp_state == MpState::Halted && self.wakes_from_halt() {
+            self.mp_state = MpState::Runnable;
+        }
+        self.mp_state == MpState::Runnable
     }
 
     /// How long the local timer still runs.

@@ -15,6 +15,9 @@ const STABLE: u8 = 1;
 const GUEST_STOPPED: u8 = 1 << 1;
 /// Size in bytes of the per-vCPU structure.
 const TIME_INFO_BYTES: u64 = 32;
+/// Deterministic mode: the wall time at which the guest's clock was zero, the first second of 2025
+/// (UTC), in nanoseconds since 1970.
+const DETERMINISTIC_EPOCH_NS: u64 = 1_735_689_600 * 1_000_000_000;
 /// Size in bytes of the wall clock structure.
 const WALL_CLOCK_BYTES: u64 = 12;
 
@@ -77,7 +80,7 @@ impl Cpu {
     pub(crate) fn set_wall_clock(&mut self, v: u64) {
         self.clock.wall_clock = v;
         let now = if self.time.is_deterministic() {
-            0
+            DETERMINISTIC_EPOCH_NS.saturating_add(self.guest_ns())
         } else {
             SystemTime::now()
                 .duration_since(UNIX_EPOCH)

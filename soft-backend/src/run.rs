@@ -263,6 +263,7 @@ fn answer(cpu: &mut Cpu, handler: &mut dyn ExitHandler, op: &Op) -> Step {
             return Err(crate::cpu::Trapped);
         };
         cpu.trap = Trap::None;
+        cpu.router.publish_count(cpu.retired);
         let v = cpu
             .local_device(req, handler)
             .unwrap_or_else(|| ask(handler, req));

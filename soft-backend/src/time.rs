@@ -7,7 +7,7 @@ use std::time::Instant;
 enum Source {
     /// The host's monotonic clock, from this moment.
     Host(Instant),
-    /// The count of retired instructions: deterministic mode.
+    /// The count of instructions that the machine retired: deterministic mode.
     Instructions,
 }
 
@@ -58,7 +58,8 @@ impl Tsc {
         }
     }
 
-    /// The counter's value; `retired` is the vCPU's count of retired instructions.
+    /// The counter's value; `retired` is the vCPU's count of retired instructions, in deterministic
+    /// mode the machine's.
     pub(crate) fn read(&self, retired: u64) -> u64 {
         self.raw(retired).wrapping_add(self.offset)
     }

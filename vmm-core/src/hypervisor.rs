@@ -14,6 +14,7 @@ use crate::cpu_state::VcpuState;
 use crate::exit::ExitHandler;
 use crate::irq::MsiSink;
 use crate::ram::GuestRam;
+use crate::schedule::InstructionClock;
 use crate::tracker::DirtyLog;
 use crate::x86::{ClockState, CpuidTable, MsrList};
 
@@ -177,6 +178,12 @@ pub trait Vm: Send + Sync {
 
     /// The paravirtual clock (x86 kvm-clock).
     fn x86_clock(&self) -> Option<&dyn X86Clock> {
+        None
+    }
+
+    /// The count of retired instructions, where that is the VM's time: the machine is then
+    /// deterministic.
+    fn instruction_clock(&self) -> Option<&dyn InstructionClock> {
         None
     }
 }

@@ -13,6 +13,7 @@
 pub mod arm64;
 pub mod bus;
 pub mod cpu_state;
+pub mod entropy;
 pub mod exit;
 mod gpa;
 pub mod host_side;
@@ -21,6 +22,7 @@ pub mod irq;
 pub mod machine;
 pub mod power;
 pub mod ram;
+pub mod schedule;
 pub mod serial;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

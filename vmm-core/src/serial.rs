@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use snapshot_format::StateRecord;
 use snapshot_format::fields::{FieldError, FieldReader, FieldWriter};
 
-use self::output::Output;
+use self::output::{Output, Overflow};
 use crate::bus::BusDevice;
 use crate::irq::{Gsi, IrqLine};
 use crate::unit::{StateUnit, UnitError, expect_record};
@@ -91,6 +91,20 @@ struct Registers {
 impl Serial {
     /// A serial port that writes to `sink`.
     pub fn new(sink: Box<dyn Write + Send>, irq: Arc<dyn IrqLine>) -> io::Result<Self> {
+        Self::with_overflow(sink, irq, Overflow::Lost)
+    }
+
+    /// A serial port that loses nothing: the vCPU waits for a sink that does not keep up. For
+    /// machines in which waiting is not seen by the guest.
+    pub fn lossless(sink: Box<dyn Write + Send>, irq: Arc<dyn IrqLine>) -> io::Result<Self> {
+        Self::with_overflow(sink, irq, Overflow::Waits)
+    }
+
+    fn with_overflow(
+        sink: Box<dyn Write + Send>,
+        irq: Arc<dyn IrqLine>,
+        overflow: Overflow,
+    ) -> io::Result<Self> {
         Ok(Self {
             registers: Mutex::new(Registers {
                 // 9600 baud, as after a reset by firmware.
@@ -98,7 +112,7 @@ impl Serial {
                 ..Registers::default()
             }),
             irq,
-            output: Output::new(sink)?,
+            output: Output::new(sink, overflow)?,
         })
     }
 

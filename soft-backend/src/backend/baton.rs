@@ -58,7 +58,7 @@ impl<T> Baton<T> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         if urgent {
             self.urgent.fetch_add(1, Ordering::SeqCst);
-            self.router.call();
+            self.router.call_from_anywhere();
         }
         while t.serving != mine {
             t = self.turn.wait(t).unwrap_or_else(PoisonError::into_inner);

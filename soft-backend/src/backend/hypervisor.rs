@@ -14,19 +14,21 @@ use super::vm::SoftVm;
 pub(super) const NAME: &str = "soft";
 /// Most vCPUs of a VM. They share one host core at a time.
 const MAX_VCPUS: usize = 8;
-/// TSC rate of new guests in kHz where the host has no TSC.
+/// TSC rate of new guests in kHz where the host has no TSC, and in deterministic mode: an instruction
+/// takes a nanosecond there.
 const DEFAULT_TSC_KHZ: u32 = 1_000_000;
 
 /// How an opened backend behaves.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct SoftOptions {
-    /// Time counts retired instructions instead of following the host's clock.
+    /// Time counts retired instructions instead of following the host's clock, vCPUs take turns in a
+    /// fixed order, and a kick is seen at the end of a piece of guest code that does not depend on it.
     pub deterministic: bool,
 }
 
 impl SoftOptions {
-    /// The same, but time counts retired instructions.
+    /// The same, but deterministic: see [`deterministic`](Self::deterministic).
     #[must_use]
     pub fn with_deterministic(mut self, on: bool) -> Self {
         self.deterministic = on;
@@ -60,10 +62,14 @@ pub fn probe() -> Result<(), HypervisorError> {
 /// As [`probe`].
 pub fn open(options: SoftOptions) -> Result<SoftHypervisor, HypervisorError> {
     probe()?;
+    let tsc_khz = match options.deterministic {
+        true => DEFAULT_TSC_KHZ,
+        false => crate::host_tsc::khz().unwrap_or(DEFAULT_TSC_KHZ),
+    };
     let mut capabilities = Capabilities::new(MAX_VCPUS, true, crate::mem::PAGE);
     capabilities.x86 = Some(X86Capabilities {
         cpuid: supported_cpuid(),
-        tsc_khz: crate::host_tsc::khz().unwrap_or(DEFAULT_TSC_KHZ),
+        tsc_khz,
         tsc_scaling: true,
     });
     Ok(SoftHypervisor {

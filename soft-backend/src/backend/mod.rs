@@ -2,6 +2,7 @@
 
 mod baton;
 mod hypervisor;
+mod in_order;
 mod state;
 mod vcpu;
 mod vm;

@@ -38,7 +38,7 @@ struct Kick {
 impl VcpuKick for Kick {
     fn kick(&self) {
         self.vm.router.mail[self.index].kick();
-        self.vm.router.call();
+        self.vm.router.call_from_anywhere();
     }
 }
 
@@ -62,15 +62,20 @@ impl VcpuBinder for SoftBinder {
     }
 }
 
-struct SoftVcpu {
-    vm: Arc<SoftVm>,
-    index: usize,
+pub(super) struct SoftVcpu {
+    pub(super) vm: Arc<SoftVm>,
+    pub(super) index: usize,
 }
 
 /// What a vCPU does after its turn.
-enum After {
+pub(super) enum After {
     Again,
-    Wait { seen: u64, limit: Option<Duration> },
+    /// Deterministic mode: work of the machine's agenda is due at this count.
+    Due(u64),
+    Wait {
+        seen: u64,
+        limit: Option<Duration>,
+    },
     Return(VcpuStop),
 }
 
@@ -81,7 +86,7 @@ impl SoftVcpu {
         let mail = &router.mail[self.index];
         let waiting = || self.vm.baton.waiting().load(Ordering::SeqCst) > 0;
         let mut held = self.vm.baton.take();
-        let Machine { cache, cpus } = &mut *held;
+        let Machine { cache, cpus, .. } = &mut *held;
         let cpu = &mut cpus[self.index];
         cache.catch_up(cpu);
         let turn_ends = cpu.retired + TURN;
@@ -92,14 +97,7 @@ impl SoftVcpu {
             if mail.take_kick() {
                 return After::Return(VcpuStop::Kicked);
             }
-            cpu.look_around();
-            if cpu.mp_state == MpState::Halted && cpu.wakes_from_halt() {
-                cpu.mp_state = MpState::Runnable;
-            }
-            if cpu.mp_state == MpState::Halted && cpu.skip_to_timer() {
-                continue;
-            }
-            if cpu.mp_state != MpState::Runnable {
+            if !cpu.is_awake() {
                 return After::Wait {
                     seen,
                     limit: cpu.time_to_timer(),
@@ -129,8 +127,13 @@ impl SoftVcpu {
 impl Vcpu for SoftVcpu {
     fn run(&mut self, handler: &mut dyn ExitHandler) -> Result<VcpuStop, HypervisorError> {
         loop {
-            match self.turn(handler) {
+            let after = match &self.vm.order {
+                None => self.turn(handler),
+                Some(order) => self.turn_in_order(order, handler),
+            };
+            match after {
                 After::Again => {}
+                After::Due(count) => self.vm.carry_out(count),
                 After::Wait { seen, limit } => self.vm.router.mail[self.index].wait(seen, limit),
                 After::Return(stop) => return Ok(stop),
             }
@@ -144,12 +147,14 @@ impl Vcpu for SoftVcpu {
 
     fn notify_stopped(&mut self) -> Result<(), HypervisorError> {
         let mut held = self.vm.baton.take_now();
+        held.count_up(&self.vm);
         held.cpus[self.index].clock_was_stopped();
         Ok(())
     }
 
     fn save(&mut self) -> Result<VcpuState, HypervisorError> {
         let mut held = self.vm.baton.take_now();
+        held.count_up(&self.vm);
         let state = super::state::save(&mut held.cpus[self.index], &self.vm.msrs);
         Ok(VcpuState::X86(Box::new(state)))
     }
@@ -162,7 +167,8 @@ impl Vcpu for SoftVcpu {
             });
         };
         let mut held = self.vm.baton.take_now();
-        let Machine { cache, cpus } = &mut *held;
+        held.count_up(&self.vm);
+        let Machine { cache, cpus, .. } = &mut *held;
         super::state::load(&mut cpus[self.index], state)?;
         // All vCPUs have one TSC; that of the first counts.
         let time = cpus[0].time;

@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use vmm_core::hypervisor::{HypervisorError, Vm, VmSpec, X86Clock, X86Spec};
 use vmm_core::irq::{MsiMessage, MsiSink};
+use vmm_core::schedule::InstructionClock;
 use vmm_core::tracker::{DirtyLog, TrackerError};
 use vmm_core::x86::{ClockState, MsrList};
 
 use super::baton::Baton;
 use super::hypervisor::SoftOptions;
+use super::in_order::{InOrder, Rota};
 use crate::block::CodeCache;
 use crate::cpu::Cpu;
 use crate::invalidate::CodePages;
-use crate::lapic::{Destination, Message, Router};
+use crate::lapic::{Destination, Message, Order, Router};
 use crate::mem::RamMap;
 use crate::time::Tsc;
 
@@ -20,6 +22,19 @@ use crate::time::Tsc;
 pub(super) struct Machine {
     pub(super) cache: CodeCache,
     pub(super) cpus: Vec<Cpu>,
+    /// Deterministic mode.
+    pub(super) rota: Rota,
+}
+
+impl Machine {
+    /// In deterministic mode all vCPUs have the machine's time, also those whose turn it is not.
+    pub(super) fn count_up(&mut self, vm: &SoftVm) {
+        if vm.order.is_some() {
+            for cpu in &mut self.cpus {
+                cpu.retired = self.rota.count;
+            }
+        }
+    }
 }
 
 /// A VM of the software CPU.
@@ -28,6 +43,8 @@ pub(super) struct SoftVm {
     pub(super) router: Arc<Router>,
     pub(super) ram: RamMap,
     pub(super) msrs: MsrList,
+    /// Deterministic mode.
+    pub(super) order: Option<InOrder>,
 }
 
 impl SoftVm {
@@ -40,7 +57,8 @@ impl SoftVm {
         } else {
             Tsc::host(khz)
         };
-        let router = Router::new(spec.vcpus);
+        let order = options.deterministic.then(Order::default);
+        let router = Router::new(spec.vcpus, order);
         let cpus = (0..spec.vcpus)
             .map(|i| {
                 Cpu::new(
@@ -56,12 +74,14 @@ impl SoftVm {
         let machine = Machine {
             cache: CodeCache::new(),
             cpus,
+            rota: Rota::default(),
         };
         SoftVm {
             baton: Baton::new(machine, router.clone()),
             router,
             ram,
             msrs: x86.msrs.clone(),
+            order: options.deterministic.then(|| InOrder::new(khz)),
         }
     }
 }
@@ -77,6 +97,10 @@ impl Vm for SoftVm {
 
     fn dirty_log(&self) -> Option<&dyn DirtyLog> {
         Some(self)
+    }
+
+    fn instruction_clock(&self) -> Option<&dyn InstructionClock> {
+        self.order.as_ref().map(|_| self as &dyn InstructionClock)
     }
 }
 
@@ -130,13 +154,15 @@ impl MsiSink for SoftVm {
 
 impl X86Clock for SoftVm {
     fn save(&self) -> Result<ClockState, HypervisorError> {
-        let held = self.baton.take_now();
+        let mut held = self.baton.take_now();
+        held.count_up(self);
         let guest_nanoseconds = held.cpus.first().map_or(0, |c| c.guest_ns());
         Ok(ClockState { guest_nanoseconds })
     }
 
     fn load(&self, state: &ClockState) -> Result<(), HypervisorError> {
         let mut held = self.baton.take_now();
+        held.count_up(self);
         for cpu in &mut held.cpus {
             cpu.set_guest_ns(state.guest_nanoseconds);
         }

@@ -4,7 +4,7 @@
 mod router;
 mod timer;
 
-pub(crate) use router::{Destination, Message, Router};
+pub(crate) use router::{Destination, Message, Order, Router};
 pub(crate) use timer::Timer;
 
 use vmm_core::x86::{LAPIC_PAGE_BYTES, lapic_register as reg};

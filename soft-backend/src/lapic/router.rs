@@ -1,7 +1,8 @@
 //! How interrupts reach vCPUs: an inbox per vCPU that any thread may put messages into.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 /// What is sent.
@@ -180,21 +181,65 @@ pub(crate) struct Router {
     /// Makes the running vCPU look around.
     pub(crate) attention: AtomicBool,
     round_robin: AtomicU32,
+    /// Deterministic mode.
+    pub(crate) order: Option<Order>,
+}
+
+/// Deterministic mode: what others may know of the vCPU whose turn it is.
+#[derive(Default)]
+pub(crate) struct Order {
+    /// Whose turn it is: the one thread that may have to be woken.
+    pub(crate) turn: AtomicUsize,
+    /// The thread that runs it.
+    pub(crate) thread: Mutex<Option<ThreadId>>,
+    /// Instructions that the machine has retired, as of the last access to a device or stop.
+    pub(crate) count: AtomicU64,
+}
+
+impl Order {
+    /// Whether the caller is called by the running vCPU itself: it answers an access.
+    fn is_inside(&self) -> bool {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        *thread == Some(std::thread::current().id())
+    }
 }
 
 impl Router {
-    pub(crate) fn new(vcpus: u8) -> Arc<Self> {
+    pub(crate) fn new(vcpus: u8, order: Option<Order>) -> Arc<Self> {
         Arc::new(Router {
             inboxes: (0..vcpus).map(|_| Inbox::new()).collect(),
             mail: (0..vcpus).map(|_| Mailbox::default()).collect(),
             attention: AtomicBool::new(false),
             round_robin: AtomicU32::new(0),
+            order,
         })
     }
 
     /// Asks the running vCPU to look around.
     pub(crate) fn call(&self) {
         self.attention.store(true, Ordering::SeqCst);
+    }
+
+    /// As [`call`](Self::call), from any thread. In deterministic mode the vCPU runs on to its next
+    /// stop when another thread calls: where it stops must not depend on when that is.
+    pub(crate) fn call_from_anywhere(&self) {
+        if self.order.as_ref().is_none_or(Order::is_inside) {
+            self.call();
+        }
+    }
+
+    /// Publishes the machine's instruction count.
+    pub(crate) fn publish_count(&self, retired: u64) {
+        if let Some(order) = &self.order {
+            order.count.store(retired, Ordering::SeqCst);
+        }
+    }
+
+    /// Wakes whoever acts on a message to a vCPU.
+    fn ring_for(&self, vcpu: usize) {
+        let order = self.order.as_ref();
+        let sleeper = order.map_or(vcpu, |order| order.turn.load(Ordering::SeqCst));
+        self.mail[sleeper].ring();
     }
 
     /// Sends a message; `from` is the sending vCPU, if it is one.
@@ -215,7 +260,7 @@ impl Router {
         }
         for i in targets {
             self.inboxes[i].put(m);
-            self.mail[i].ring();
+            self.ring_for(i);
         }
         self.call();
     }
@@ -227,7 +272,7 @@ mod tests {
 
     #[test]
     fn messages_find_their_targets() {
-        let r = Router::new(3);
+        let r = Router::new(3, None);
         for i in 0..3u8 {
             r.inboxes[usize::from(i)].set_address((i, 1 << i, true));
         }
@@ -271,7 +316,7 @@ mod tests {
 
     #[test]
     fn lowest_priority_goes_to_one() {
-        let r = Router::new(4);
+        let r = Router::new(4, None);
         for i in 0..4u8 {
             r.inboxes[usize::from(i)].set_address((i, 1 << i, true));
         }

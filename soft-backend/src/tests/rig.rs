@@ -105,7 +105,7 @@ impl Rig {
         ]);
         let code = CodePages::new(map.clone());
         let time = Tsc::deterministic(1_000_000);
-        let mut cpu = Cpu::new(0, map, code, cpuid, time, Router::new(1));
+        let mut cpu = Cpu::new(0, map, code, cpuid, time, Router::new(1, None));
         cpu.seg[CS] = Segment::real(0, true);
         cpu.update_mode();
         cpu.rip = rip;

@@ -7,16 +7,19 @@ use thiserror::Error;
 
 use super::exits::MachineExits;
 use super::running::{EventListener, Events, MachineEvent, RunningMachine, match_units};
+use super::stop_at::StopAt;
 use super::vcpu_thread::{Rendezvous, VcpuThread};
 use super::x86_record::X86MachineRecord;
 use crate::VcpuIndex;
 use crate::bus::{Bus, BusDevice, BusOverlap};
 use crate::cpu_state::VcpuState;
+use crate::entropy::SeededEntropy;
 use crate::host_side::{BlockBackend, VsockBackend};
 use crate::hypervisor::{ArchSpec, Hypervisor, HypervisorError, Vm, VmSpec, X86Spec};
 use crate::irq::{Gsi, IrqLine};
 use crate::power::PowerControl;
 use crate::ram::GuestRam;
+use crate::schedule::Schedule;
 use crate::serial::Serial;
 use crate::tracker::{DirtyTracker, TrackerError};
 use crate::unit::{StateUnit, UnitError};
@@ -69,6 +72,12 @@ pub enum MachineError {
         #[source]
         source: io::Error,
     },
+    /// An event has ended the machine.
+    #[error("the machine has ended and does not run again")]
+    Ended,
+    /// What was asked for needs a machine whose time is a count of instructions.
+    #[error("this machine's time is the host's: it cannot run to an instruction count")]
+    NotDeterministic,
     /// The machine lacks a part that every machine has.
     #[error("a machine needs a {0}")]
     Missing(&'static str),
@@ -94,6 +103,7 @@ pub struct MachineBuilder {
     vsock: Option<VsockConfig>,
     entropy: Option<Box<dyn Read + Send>>,
     listener: Option<EventListener>,
+    seed: u64,
 }
 
 impl MachineBuilder {
@@ -108,6 +118,7 @@ impl MachineBuilder {
             vsock: None,
             entropy: None,
             listener: None,
+            seed: 0,
         }
     }
 
@@ -129,7 +140,15 @@ impl MachineBuilder {
         self
     }
 
-    /// Where the guest's entropy device reads; the host's generator without it.
+    /// What everything that is random in a deterministic machine follows from; of no meaning in
+    /// others.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Where the guest's entropy device reads; without it the host's generator, in a deterministic
+    /// machine the [seed](Self::seed).
     pub fn entropy(mut self, source: Box<dyn Read + Send>) -> Self {
         self.entropy = Some(source);
         self
@@ -164,16 +183,28 @@ impl MachineBuilder {
         let rendezvous = Arc::new(Rendezvous::default());
         let (events, receiver) = Events::new(rendezvous.clone(), self.listener);
 
-        let mut board = Board::new(&vm, self.ram.clone())?;
+        let schedule = Schedule::new(&vm);
+        let stop_at = schedule
+            .as_ref()
+            .map(|schedule| StopAt::new(schedule.clone(), &events));
+        let mut board = Board::new(&vm, self.ram.clone(), schedule)?;
         let serial = board.add_serial(self.console)?;
         board.add_power(events.clone())?;
         let disk = self.root_disk.ok_or(MachineError::Missing("root disk"))?;
         board.add_virtio("blk0", slots::ROOT_DISK, Arc::new(Blk::new(disk, "root")?))?;
         if let Some(VsockConfig { cid, backend }) = self.vsock {
-            board.add_virtio("vsock0", slots::VSOCK, Arc::new(Vsock::new(cid, backend)?))?;
+            let mut vsock = Vsock::new(cid, backend)?;
+            if board.schedule.is_some() {
+                vsock =
+                    vsock.with_first_port(SeededEntropy::new(self.seed, "vsock").next_u64() as u32);
+            }
+            board.add_virtio("vsock0", slots::VSOCK, Arc::new(vsock))?;
         }
         let rng = match self.entropy {
             Some(source) => Rng::from_source(source),
+            None if board.schedule.is_some() => {
+                Rng::from_source(Box::new(SeededEntropy::new(self.seed, "rng")))
+            }
             None => Rng::from_host().map_err(|source| MachineError::Device {
                 unit: "rng0",
                 source,
@@ -208,6 +239,7 @@ impl MachineBuilder {
             balloon,
             rendezvous,
             events,
+            stop_at,
             receiver: Some(receiver),
         })
     }
@@ -220,10 +252,16 @@ struct Board {
     mmio: Bus,
     ioapic: Arc<Ioapic>,
     slots: Vec<Arc<VirtioMmio>>,
+    /// Of a deterministic machine.
+    schedule: Option<Arc<Schedule>>,
 }
 
 impl Board {
-    fn new(vm: &Arc<dyn Vm>, ram: GuestRam) -> Result<Self, MachineError> {
+    fn new(
+        vm: &Arc<dyn Vm>,
+        ram: GuestRam,
+        schedule: Option<Arc<Schedule>>,
+    ) -> Result<Self, MachineError> {
         let ioapic = Ioapic::new(vm.clone());
         let mut mmio = Bus::new();
         mmio.insert(IOAPIC_BASE.0, layout::IOAPIC_BYTES, ioapic.clone())?;
@@ -233,6 +271,7 @@ impl Board {
             mmio,
             ioapic,
             slots: Vec::new(),
+            schedule,
         })
     }
 
@@ -247,13 +286,15 @@ impl Board {
     }
 
     fn add_serial(&mut self, sink: Box<dyn Write + Send>) -> Result<Arc<Serial>, MachineError> {
-        let serial = Serial::new(sink, self.line(Gsi(layout::SERIAL_GSI))).map_err(|source| {
-            MachineError::Device {
-                unit: "serial0",
-                source,
-            }
-        })?;
-        let serial = Arc::new(serial);
+        let line = self.line(Gsi(layout::SERIAL_GSI));
+        let made = match self.schedule {
+            Some(_) => Serial::lossless(sink, line),
+            None => Serial::new(sink, line),
+        };
+        let serial = Arc::new(made.map_err(|source| MachineError::Device {
+            unit: "serial0",
+            source,
+        })?);
         let start = layout::SERIAL_PORT.into();
         self.ports
             .insert(start, layout::SERIAL_PORTS.into(), serial.clone())?;
@@ -274,7 +315,8 @@ impl Board {
         device: Arc<dyn VirtioDevice>,
     ) -> Result<(), MachineError> {
         let line = self.line(slots::gsi(slot));
-        let slot_device = VirtioMmio::new(unit, slot, device, self.ram.clone(), line)
+        let wiring = (self.ram.clone(), line);
+        let slot_device = VirtioMmio::paced(unit, slot, device, wiring, self.schedule.clone())
             .map_err(|source| MachineError::Device { unit, source })?;
         let slot_device = Arc::new(slot_device);
         self.mmio.insert(
@@ -308,6 +350,8 @@ pub struct BuiltMachine {
     pub(super) balloon: Arc<Balloon>,
     pub(super) rendezvous: Arc<Rendezvous>,
     pub(super) events: Arc<Events>,
+    /// Of a deterministic machine.
+    pub(super) stop_at: Option<StopAt>,
     receiver: Option<Receiver<MachineEvent>>,
 }
 
@@ -360,6 +404,10 @@ impl BuiltMachine {
         }
         for unit in self.units() {
             unit.restore(find(&unit.unit())?)?;
+        }
+        for slot in &self.slots {
+            // What was asked for before the point is in the queues.
+            slot.serve_now();
         }
         for thread in &self.vcpus {
             thread.notify_stopped()?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use snapshot_format::StateRecord;
 
 use super::builder::{BuiltMachine, MachineError};
+use super::stop_at::StopAt;
 use super::vcpu_thread::{self, Rendezvous};
 use crate::VcpuIndex;
 use crate::cpu_state::VcpuState;
@@ -28,6 +29,8 @@ pub enum MachineEvent {
     TripleFault(VcpuIndex),
     /// The hypervisor cannot go on with a vCPU.
     VcpuFailed(VcpuIndex, String),
+    /// The instruction count of [`RunningMachine::run_until`] came; the machine can run on.
+    CountReached,
 }
 
 /// Told that [`RunningMachine::next_event`] has something; on the thread of a vCPU, it must not wait.
@@ -111,7 +114,8 @@ pub struct RunningMachine {
 }
 
 impl RunningMachine {
-    /// Lets a machine run for the first time.
+    /// Lets a machine run for the first time; a deterministic one waits for
+    /// [`run_until`](Self::run_until).
     pub(super) fn start(
         built: BuiltMachine,
         events: Receiver<MachineEvent>,
@@ -125,7 +129,8 @@ impl RunningMachine {
         Ok(machine)
     }
 
-    /// The next event, if one comes within `timeout`; `None` also while a vCPU still runs.
+    /// The next event, if one comes within `timeout`; `None` also while a vCPU still runs. A
+    /// deterministic machine gives its events to [`run_until`](Self::run_until).
     pub fn next_event(&mut self, timeout: Duration) -> Option<MachineEvent> {
         match self.events.recv_timeout(timeout) {
             Ok(event) => {
@@ -149,6 +154,37 @@ impl RunningMachine {
             machine: self,
             resumed: false,
         })
+    }
+
+    /// Lets a deterministic machine run until so many instructions were retired since it was built,
+    /// or until an event that ends it; that is returned. On return no vCPU runs.
+    ///
+    /// The vCPUs stop between two instructions, at the count or a little behind it: at the same
+    /// instruction each time.
+    pub fn run_until(&mut self, count: u64) -> Result<MachineEvent, MachineError> {
+        let stop_at = self.built.stop_at.as_ref();
+        let stop_at = stop_at.ok_or(MachineError::NotDeterministic)?;
+        if self.ended {
+            return Err(MachineError::Ended);
+        }
+        for slot in &self.built.slots {
+            if slot.takes_host_input() {
+                slot.serve_now();
+            }
+        }
+        stop_at.plan(count);
+        vcpu_thread::run_all(&self.built.vcpus, &self.built.rendezvous)?;
+        // A sender lives in `built`: there is always an answer.
+        let event = self.events.recv().map_err(|_| MachineError::Ended)?;
+        self.built.rendezvous.wait_parked();
+        stop_at.cancel();
+        self.ended = event != MachineEvent::CountReached;
+        Ok(event)
+    }
+
+    /// Instructions that a deterministic machine has retired, and idle time in instructions.
+    pub fn instruction_count(&self) -> Option<u64> {
+        self.built.stop_at.as_ref().map(StopAt::count)
     }
 
     /// The guest's memory.
@@ -179,6 +215,9 @@ impl RunningMachine {
     fn run(&self) -> Result<(), MachineError> {
         for slot in &self.built.slots {
             slot.resume();
+        }
+        if self.built.stop_at.is_some() {
+            return Ok(());
         }
         Ok(vcpu_thread::run_all(
             &self.built.vcpus,

@@ -8,9 +8,19 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// How long a vCPU waits for room before a byte is lost.
 const PATIENCE: Duration = Duration::from_millis(20);
 
+/// What becomes of output that the sink does not keep up with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Overflow {
+    /// It is lost, and the loss noted: a vCPU is hardly held up.
+    Lost,
+    /// The vCPU waits.
+    Waits,
+}
+
 /// A thread that writes to a sink, behind a bounded buffer.
 pub(super) struct Output {
     shared: Arc<Shared>,
+    overflow: Overflow,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -30,7 +40,7 @@ struct State {
 }
 
 impl Output {
-    pub(super) fn new(sink: Box<dyn Write + Send>) -> io::Result<Self> {
+    pub(super) fn new(sink: Box<dyn Write + Send>, overflow: Overflow) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let theirs = shared.clone();
         let writer = std::thread::Builder::new()
@@ -38,18 +48,24 @@ impl Output {
             .spawn(move || theirs.write_out(sink))?;
         Ok(Self {
             shared,
+            overflow,
             writer: Some(writer),
         })
     }
 
     pub(super) fn push(&self, byte: u8) {
         let mut state = self.shared.lock();
+        let full = |s: &mut State| s.buffer.len() >= BUFFER_BYTES;
+        if self.overflow == Overflow::Waits {
+            let waited = self.shared.changed.wait_while(state, full);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
         // Once bytes were lost, nobody waits any more until there is room again.
         if state.buffer.len() >= BUFFER_BYTES && state.lost == 0 {
             let waited = self
                 .shared
                 .changed
-                .wait_timeout_while(state, PATIENCE, |s| s.buffer.len() >= BUFFER_BYTES);
+                .wait_timeout_while(state, PATIENCE, full);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         if state.buffer.len() >= BUFFER_BYTES {

@@ -6,10 +6,12 @@
 
 mod driver;
 mod fuzz;
+mod kernel;
 mod memory_disk;
 mod state_fuzz;
 
 pub use driver::{Driver, TestIrq, test_ram};
 pub use fuzz::{fuzz_balloon, fuzz_blk, fuzz_rng, fuzz_serial, fuzz_vsock};
+pub use kernel::pvh_kernel;
 pub use memory_disk::MemoryDisk;
 pub use state_fuzz::{fuzz_unit_state, fuzz_vcpu_state};

@@ -133,7 +133,7 @@ impl Balloon {
         }
     }
 
-    fn serve(&self, io: &DeviceIo, queue: usize) {
+    fn answer(&self, io: &DeviceIo, queue: usize) {
         while let Some(taken) = io.take(queue) {
             match queue {
                 INFLATE => self.inflate(io, &taken),
@@ -187,11 +187,9 @@ impl VirtioDevice for Balloon {
         self.actual_pages.store(0, Ordering::Release);
     }
 
-    fn run(&self, io: &DeviceIo) {
-        while io.wait() {
-            for queue in [INFLATE, DEFLATE, REPORTING] {
-                self.serve(io, queue);
-            }
+    fn serve(&self, io: &DeviceIo, _scratch: &mut Vec<u8>) {
+        for queue in [INFLATE, DEFLATE, REPORTING] {
+            self.answer(io, queue);
         }
     }
 

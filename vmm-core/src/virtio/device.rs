@@ -30,7 +30,7 @@ pub enum DeviceError {
 
 /// What makes a virtio device a disk, a socket, ...; [`super::VirtioMmio`] does the rest.
 ///
-/// Methods other than [`run`](Self::run) and the configuration accesses are called while no worker
+/// Methods other than [`run`](Self::run), [`serve`](Self::serve) and the configuration accesses are called while no worker
 /// holds a ticket.
 pub trait VirtioDevice: Send + Sync + 'static {
     /// The device type of the virtio specification, section 5.
@@ -68,8 +68,17 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// The driver reset the device.
     fn reset(&self);
 
+    /// Does all that can be done now, without waiting for anything but the host's answers.
+    /// `scratch` is the caller's buffer, reused; it holds nothing of meaning between calls.
+    fn serve(&self, io: &DeviceIo, scratch: &mut Vec<u8>);
+
     /// Body of a worker thread; returns when [`DeviceIo`] says that the device stopped.
-    fn run(&self, io: &DeviceIo);
+    fn run(&self, io: &DeviceIo) {
+        let mut scratch = Vec::new();
+        while io.wait() {
+            self.serve(io, &mut scratch);
+        }
+    }
 
     /// Writes the device's own state (not the transport's).
     fn save(&self, state: &mut FieldWriter);

@@ -1,10 +1,12 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 
 use super::gate::{Gate, Ticket};
+use super::pace::Pace;
 use super::segments::{ChainError, Segments};
 use crate::irq::IrqLine;
 use crate::ram::GuestRam;
@@ -30,6 +32,7 @@ pub struct DeviceIo {
     /// There are several workers.
     share_work: bool,
     pub(super) gate: Gate,
+    pub(super) pace: Pace,
     pub(super) queues: Vec<Mutex<Queue>>,
     pub(super) status: AtomicU32,
     pub(super) interrupt_status: AtomicU32,
@@ -77,6 +80,7 @@ impl DeviceIo {
         ram: GuestRam,
         irq: Arc<dyn IrqLine>,
         gate: Gate,
+        pace: Pace,
         queues: Vec<Mutex<Queue>>,
         share_work: bool,
     ) -> Self {
@@ -85,6 +89,7 @@ impl DeviceIo {
             ram,
             irq: IrqHandle(irq),
             gate,
+            pace,
             queues,
             status: AtomicU32::new(0),
             interrupt_status: AtomicU32::new(0),
@@ -125,6 +130,11 @@ impl DeviceIo {
         self.gate.begin()
     }
 
+    /// A ticket, unless the device is at rest or stopped.
+    pub fn try_begin(&self) -> Option<Ticket<'_>> {
+        self.gate.try_begin()
+    }
+
     /// Readable when there is work, for a device that polls.
     pub fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.gate.waker().map(super::waker::Waker::as_fd)
@@ -137,9 +147,21 @@ impl DeviceIo {
         }
     }
 
-    /// Makes a worker look at `queue`.
+    /// Makes a worker look at `queue`; in a machine without workers the device is served soon.
     pub fn kick(&self, queue: usize) {
-        self.gate.kick(queue);
+        if !self.pace.plan() {
+            self.gate.kick(queue);
+        }
+    }
+
+    /// The time that the device goes by, from some moment of the past.
+    pub fn now(&self) -> Duration {
+        self.pace.now()
+    }
+
+    /// Has the device served again at `time`, in a machine without workers.
+    pub fn serve_at(&self, time: Duration) {
+        self.pace.plan_at(time);
     }
 
     fn queue(&self, index: usize) -> Option<MutexGuard<'_, Queue>> {
@@ -173,7 +195,7 @@ impl DeviceIo {
                 drop(guard);
                 if more && self.share_work {
                     // Another worker may go on with the next one.
-                    self.gate.kick(queue);
+                    self.kick(queue);
                 }
                 return Some(self.taken(queue, chain, ticket));
             }
@@ -189,7 +211,7 @@ impl DeviceIo {
         }
         // A driver that makes the index come and go: come back later, with the ticket given back.
         drop(guard);
-        self.gate.kick(queue);
+        self.kick(queue);
         None
     }
 

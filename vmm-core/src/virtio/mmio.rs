@@ -8,10 +8,12 @@ use virtio_queue::{Queue, QueueT};
 use super::device::VirtioDevice;
 use super::gate::Gate;
 use super::io::{DeviceIo, STATUS_DRIVER_OK, STATUS_NEEDS_RESET};
+use super::pace::Pace;
 use super::waker::Waker;
 use crate::bus::BusDevice;
 use crate::irq::IrqLine;
 use crate::ram::GuestRam;
+use crate::schedule::Schedule;
 
 /// `virt` in little-endian, the first register (virtio 1.2, table 4.1).
 const MAGIC: u32 = 0x7472_6976;
@@ -96,7 +98,20 @@ impl VirtioMmio {
         ram: GuestRam,
         irq: Arc<dyn IrqLine>,
     ) -> io::Result<Self> {
-        let waker = device.polls().then(Waker::new).transpose()?;
+        Self::paced(unit, slot, device, (ram, irq), None)
+    }
+
+    /// As [`new`](Self::new); with a schedule the device has no workers, but a place in that.
+    pub(crate) fn paced(
+        unit: &str,
+        slot: u8,
+        device: Arc<dyn VirtioDevice>,
+        (ram, irq): (GuestRam, Arc<dyn IrqLine>),
+        schedule: Option<Arc<Schedule>>,
+    ) -> io::Result<Self> {
+        let pace = Pace::new(schedule);
+        let threads = pace.has_threads();
+        let waker = (threads && device.polls()).then(Waker::new).transpose()?;
         let queues = device.queue_sizes().iter().map(|size| Queue::new(*size));
         let queues: Result<Vec<_>, _> = queues.map(|queue| queue.map(Mutex::new)).collect();
         let queues = queues.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
@@ -104,8 +119,9 @@ impl VirtioMmio {
             ram,
             irq,
             Gate::new_paused(waker),
+            pace,
             queues,
-            device.workers() > 1,
+            threads && device.workers() > 1,
         ));
         device.attach(&io);
         let transport = Self {
@@ -121,8 +137,35 @@ impl VirtioMmio {
             io,
             workers: Mutex::default(),
         };
-        transport.start_workers()?;
+        if threads {
+            transport.start_workers()?;
+        } else {
+            transport.enter_schedule();
+        }
         Ok(transport)
+    }
+
+    /// The schedule serves the device.
+    fn enter_schedule(&self) {
+        let (device, io) = (self.device.clone(), Arc::downgrade(&self.io));
+        let scratch = Mutex::new(Vec::new());
+        self.io.pace.set_work(|| {
+            Box::new(move || {
+                if let Some(io) = io.upgrade() {
+                    device.serve(&io, &mut lock(&scratch));
+                }
+            })
+        });
+    }
+
+    /// Whether the device takes input of the host by itself.
+    pub(crate) fn takes_host_input(&self) -> bool {
+        self.device.polls()
+    }
+
+    /// In a machine without workers: has the device served before the guest's next instruction.
+    pub(crate) fn serve_now(&self) {
+        self.io.pace.plan_now();
     }
 
     fn start_workers(&self) -> io::Result<()> {

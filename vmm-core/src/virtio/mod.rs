@@ -20,6 +20,12 @@
 //! in the wrong order make the device ask for a reset (`DEVICE_NEEDS_RESET`), fail the request or are
 //! ignored.
 //!
+//! # Deterministic machines
+//!
+//! In a machine whose time is a count of instructions ([`crate::schedule`]) a device has no workers:
+//! [`VirtioDevice::serve`] is called a fixed number of instructions after the driver's notification,
+//! and all its time limits are counts.
+//!
 //! # Not here
 //!
 //! Network and console have slots but no devices yet. Bytes on their way to a socket or a sink of
@@ -60,6 +66,7 @@ mod device;
 mod gate;
 mod io;
 mod mmio;
+mod pace;
 mod rng;
 mod segments;
 pub mod slots;

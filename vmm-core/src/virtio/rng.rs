@@ -37,7 +37,7 @@ impl Rng {
         }
     }
 
-    fn serve(&self, io: &DeviceIo, taken: Taken<'_>) {
+    fn answer(&self, io: &DeviceIo, taken: Taken<'_>) {
         let written = match &taken.buffers {
             Ok(buffers) => {
                 let wanted = buffers.writable.bytes().min(MAX_REQUEST_BYTES) as usize;
@@ -77,11 +77,9 @@ impl VirtioDevice for Rng {
 
     fn reset(&self) {}
 
-    fn run(&self, io: &DeviceIo) {
-        while io.wait() {
-            while let Some(taken) = io.take(0) {
-                self.serve(io, taken);
-            }
+    fn serve(&self, io: &DeviceIo, _scratch: &mut Vec<u8>) {
+        while let Some(taken) = io.take(0) {
+            self.answer(io, taken);
         }
     }
 

@@ -281,39 +281,12 @@ fn entry_state(entry: u32) -> X86VcpuState {
 mod tests {
     use super::*;
     use crate::ram::RamBacking;
+    use crate::testing::pvh_kernel;
     use crate::x86::acpi;
 
-    /// An ELF file of one 16 byte segment at 16 MiB with the PVH note.
+    /// A kernel of 16 bytes, with the PVH note or without.
     fn kernel(paddr: u64, note: bool) -> Vec<u8> {
-        let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1];
-        file.resize(16, 0);
-        for half in [2_u16, 62] {
-            file.extend_from_slice(&half.to_le_bytes());
-        }
-        file.extend_from_slice(&1_u32.to_le_bytes());
-        for word in [0_u64, 64, 0] {
-            file.extend_from_slice(&word.to_le_bytes());
-        }
-        file.extend_from_slice(&0_u32.to_le_bytes());
-        for half in [64_u16, 56, 2, 64, 0, 0] {
-            file.extend_from_slice(&half.to_le_bytes());
-        }
-        let mut segment = |kind: u32, offset: u64, filesz: u64, memsz: u64| {
-            file.extend_from_slice(&kind.to_le_bytes());
-            file.extend_from_slice(&7_u32.to_le_bytes());
-            for word in [offset, paddr, paddr, filesz, memsz, 4] {
-                file.extend_from_slice(&word.to_le_bytes());
-            }
-        };
-        segment(elf::PT_LOAD, 176, 16, 4096);
-        segment(if note { elf::PT_NOTE } else { elf::PT_NULL }, 192, 20, 20);
-        file.extend_from_slice(&[0x90; 16]);
-        for word in [4_u32, 4, XEN_NOTE_PHYS32_ENTRY] {
-            file.extend_from_slice(&word.to_le_bytes());
-        }
-        file.extend_from_slice(b"Xen\0");
-        file.extend_from_slice(&0x0100_0040_u32.to_le_bytes());
-        file
+        pvh_kernel(paddr as u32, &[0x90; 16], note.then_some(0x0100_0040))
     }
 
     fn ram() -> GuestRam {

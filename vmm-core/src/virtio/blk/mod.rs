@@ -114,7 +114,7 @@ impl Blk {
         })
     }
 
-    fn serve(&self, io: &DeviceIo, taken: Taken<'_>, bounce: &mut Vec<u8>) {
+    fn answer(&self, io: &DeviceIo, taken: Taken<'_>, bounce: &mut Vec<u8>) {
         let request = match &taken.buffers {
             Ok(buffers) => Request::parse(io.ram(), buffers.clone()),
             Err(error) => Err(error.clone()),
@@ -226,15 +226,12 @@ impl VirtioDevice for Blk {
         lock(&self.flushes).in_flight.clear();
     }
 
-    fn run(&self, io: &DeviceIo) {
-        let mut bounce = Vec::new();
-        while io.wait() {
-            while let Some(number) = self.next_to_reissue() {
-                self.carry_out_flush(io, number);
-            }
-            while let Some(taken) = io.take(0) {
-                self.serve(io, taken, &mut bounce);
-            }
+    fn serve(&self, io: &DeviceIo, bounce: &mut Vec<u8>) {
+        while let Some(number) = self.next_to_reissue() {
+            self.carry_out_flush(io, number);
+        }
+        while let Some(taken) = io.take(0) {
+            self.answer(io, taken, bounce);
         }
     }
 

@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use std::num::Wrapping;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use super::header::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 
@@ -31,7 +31,7 @@ struct Notices {
 pub(super) struct Connection {
     stream: Arc<UnixStream>,
     /// When an unanswered request of ours is given up; `None` once established.
-    connecting_until: Option<Instant>,
+    connecting_until: Option<Duration>,
     notices: Notices,
     to_host: VecDeque<u8>,
     to_guest: VecDeque<u8>,
@@ -61,7 +61,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// A connection that the host asks for.
-    pub(super) fn dial(stream: UnixStream, give_up: Instant) -> std::io::Result<Self> {
+    pub(super) fn dial(stream: UnixStream, give_up: Duration) -> std::io::Result<Self> {
         let mut connection = Self::new(stream)?;
         connection.connecting_until = Some(give_up);
         connection.notices.request = true;
@@ -104,7 +104,7 @@ impl Connection {
         self.stream.clone()
     }
 
-    pub(super) fn connecting_until(&self) -> Option<Instant> {
+    pub(super) fn connecting_until(&self) -> Option<Duration> {
         self.connecting_until
     }
 
@@ -334,7 +334,7 @@ impl Connection {
     }
 
     /// How the connection's end is to be handled.
-    pub(super) fn ending(&self, now: Instant) -> Ending {
+    pub(super) fn ending(&self, now: Duration) -> Ending {
         let drained = self.to_host.is_empty() || self.host_receives_no_more;
         if self.guest_gone {
             return if drained {

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use snapshot_format::fields::{FieldReader, FieldWriter};
@@ -61,6 +61,7 @@ pub struct Vsock {
     backend: Arc<dyn VsockBackend>,
     dial_ready: OwnedFd,
     cid: u64,
+    first_port: Option<u32>,
     state: Mutex<State>,
     io: OnceLock<Weak<DeviceIo>>,
 }
@@ -76,21 +77,21 @@ struct State {
 enum ResetEvent {
     None,
     /// The guest has not been told yet; dials wait until the time given.
-    Pending(Instant),
+    Pending(Duration),
     /// The guest was told and gives the event's buffer back once it has dealt with it: the
     /// available ring's index then differs from the one noted.
     Delivered {
         index: u16,
-        until: Instant,
+        until: Duration,
     },
 }
 
 impl ResetEvent {
-    fn pending() -> Self {
-        Self::Pending(Instant::now() + RESET_GRACE)
+    fn pending(now: Duration) -> Self {
+        Self::Pending(now + RESET_GRACE)
     }
 
-    fn until(self) -> Option<Instant> {
+    fn until(self) -> Option<Duration> {
         match self {
             Self::None => None,
             Self::Pending(until) | Self::Delivered { until, .. } => Some(until),
@@ -108,22 +109,34 @@ impl Vsock {
             dial_ready: backend.dial_ready().map_err(VsockError::Backend)?,
             backend,
             cid,
+            first_port: None,
             state: Mutex::new(State {
-                table: Table::new(cid),
+                table: Table::new(cid, None),
                 reset: ResetEvent::None,
             }),
             io: OnceLock::new(),
         })
     }
 
+    /// The same device, but its host ports start at a number that follows from this one instead of at
+    /// random, for machines that have to repeat themselves.
+    #[must_use]
+    pub fn with_first_port(mut self, first: u32) -> Self {
+        self.first_port = Some(first);
+        lock(&self.state).table = Table::new(self.cid, self.first_port);
+        self
+    }
+
     /// Closes all connections and tells the guest that its peers are gone. A restore does that by
     /// itself.
     pub fn transport_reset(&self) {
         let mut state = lock(&self.state);
-        state.table = Table::new(self.cid);
-        state.reset = ResetEvent::pending();
+        state.table = Table::new(self.cid, self.first_port);
+        let io = self.io.get().and_then(Weak::upgrade);
+        // A device that is in no slot yet has no time.
+        state.reset = ResetEvent::pending(io.as_ref().map_or(Duration::ZERO, |io| io.now()));
         drop(state);
-        if let Some(io) = self.io.get().and_then(Weak::upgrade) {
+        if let Some(io) = io {
             io.kick(EVENTS);
         }
     }
@@ -141,7 +154,7 @@ impl Vsock {
         }
         self.deliver_reset(&mut state, io);
         if ready.dial && state.reset == ResetEvent::None {
-            self.take_dials(&mut state.table);
+            self.take_dials(&mut state.table, io.now());
         }
         for (key, flags) in &ready.streams {
             let hung_up = flags.intersects(PollFlags::HUP | PollFlags::ERR);
@@ -149,15 +162,15 @@ impl Vsock {
             table.stream_ready(*key, hung_up, buffer);
         }
         let more_from_guest = state.table.receive(io, self.backend.as_ref(), buffer);
-        state.table.reap(Instant::now());
+        state.table.reap(io.now());
         let more_to_guest = state.table.send(io, buffer);
         more_from_guest || more_to_guest
     }
 
-    fn take_dials(&self, table: &mut Table) {
+    fn take_dials(&self, table: &mut Table, now: Duration) {
         while table.has_room() {
             match self.backend.next_dial() {
-                Ok(Some(dial)) => table.dial(dial),
+                Ok(Some(dial)) => table.dial(dial, now),
                 Ok(None) => break,
                 Err(error) => {
                     tracing::warn!(%error, "vsock dial failed");
@@ -191,11 +204,7 @@ impl Vsock {
         }
         // A guest without buffers for events (or one that hangs) does not hold dials up for ever.
         // An undelivered event is then delivered late or never, by the guest's own choice.
-        if state
-            .reset
-            .until()
-            .is_some_and(|until| Instant::now() >= until)
-        {
+        if state.reset.until().is_some_and(|until| io.now() >= until) {
             state.reset = ResetEvent::None;
         }
     }
@@ -217,7 +226,9 @@ impl Vsock {
         let timeout = if more {
             Some(Timespec::default())
         } else {
-            interest.deadline.map(timespec_until)
+            interest
+                .deadline
+                .map(|at| timespec(at.saturating_sub(io.now())))
         };
         // An interrupted wait looks at everything once and waits again.
         let waited = poll(&mut fds, timeout.as_ref()).is_ok();
@@ -251,7 +262,7 @@ impl Vsock {
 struct Interest {
     dial: bool,
     streams: Vec<(Key, Arc<UnixStream>, PollFlags)>,
-    deadline: Option<Instant>,
+    deadline: Option<Duration>,
 }
 
 /// What became ready.
@@ -260,8 +271,7 @@ struct Ready {
     streams: Vec<(Key, PollFlags)>,
 }
 
-fn timespec_until(deadline: Instant) -> Timespec {
-    let left = deadline.saturating_duration_since(Instant::now());
+fn timespec(left: Duration) -> Timespec {
     Timespec {
         // Deadlines are seconds away.
         tv_sec: left.as_secs() as i64,
@@ -301,8 +311,24 @@ impl VirtioDevice for Vsock {
 
     fn reset(&self) {
         let mut state = lock(&self.state);
-        state.table = Table::new(self.cid);
+        state.table = Table::new(self.cid, self.first_port);
         state.reset = ResetEvent::None;
+    }
+
+    fn serve(&self, io: &DeviceIo, buffer: &mut Vec<u8>) {
+        loop {
+            let ready = self.wait(io, true);
+            let Some(_ticket) = io.try_begin() else {
+                return;
+            };
+            let more = self.pass(io, &ready, buffer);
+            if !more && ready.streams.is_empty() {
+                break;
+            }
+        }
+        if let Some(deadline) = self.interest(io).deadline {
+            io.serve_at(deadline);
+        }
     }
 
     fn run(&self, io: &DeviceIo) {

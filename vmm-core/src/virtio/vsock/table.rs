@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::Bound;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::PollFlags;
 
@@ -45,10 +45,10 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// No connections; host ports start at random.
-    pub(super) fn new(cid: u64) -> Self {
+    /// No connections; host ports start at random, or where `first_port` says.
+    pub(super) fn new(cid: u64, first_port: Option<u32>) -> Self {
         // Each RandomState has keys of its own: enough for ports that do not repeat by design.
-        let random = RandomState::new().hash_one(cid) as u32;
+        let random = first_port.unwrap_or_else(|| RandomState::new().hash_one(cid) as u32);
         Self {
             cid,
             connections: BTreeMap::new(),
@@ -67,7 +67,7 @@ impl Table {
     }
 
     /// When the oldest unanswered dial is given up.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self) -> Option<Duration> {
         let all = self.connections.values();
         all.filter_map(Connection::connecting_until).min()
     }
@@ -88,7 +88,7 @@ impl Table {
     }
 
     /// Begins a connection to the guest.
-    pub(super) fn dial(&mut self, dial: VsockDial) {
+    pub(super) fn dial(&mut self, dial: VsockDial, now: Duration) {
         let mut key = Key {
             host_port: self.next_host_port,
             guest_port: dial.port,
@@ -97,7 +97,7 @@ impl Table {
             key.host_port = next_port(key.host_port);
         }
         self.next_host_port = next_port(key.host_port);
-        match Connection::dial(dial.stream, Instant::now() + DIAL_TIMEOUT) {
+        match Connection::dial(dial.stream, now + DIAL_TIMEOUT) {
             Ok(connection) => {
                 self.connections.insert(key, connection);
             }
@@ -250,7 +250,7 @@ impl Table {
     }
 
     /// Drops connections that have ended.
-    pub(super) fn reap(&mut self, now: Instant) {
+    pub(super) fn reap(&mut self, now: Duration) {
         let cid = self.cid;
         let refusals = &mut self.refusals;
         self.connections.retain(|key, connection| {
