@@ -44,6 +44,9 @@ impl std::fmt::Display for Totals {
 /// the harness's capture, and the test then passes.
 pub const SKIP_PREFIX: &str = "skipped: ";
 
+/// Exit code of a script that cannot run here; it has said why, as [`SKIP_PREFIX`] tells.
+pub const SKIP_CODE: i32 = 77;
+
 /// Counts what Rust's test harness prints, line by line.
 #[derive(Debug, Default)]
 pub struct HarnessCounter {
@@ -73,6 +76,18 @@ impl HarnessCounter {
         });
     }
 
+    /// The result of a script, which is one test; parts that it said to leave out count besides.
+    pub fn script(&self, exit_code: Option<i32>) -> Totals {
+        let skipped = self.said_skipped;
+        Totals {
+            skipped,
+            ..match exit_code {
+                Some(SKIP_CODE) if skipped > 0 => Totals::default(),
+                code => Totals::one(code == Some(0)),
+            }
+        }
+    }
+
     /// The numbers so far.
     pub fn totals(&self) -> Totals {
         let skipped = self.said_skipped.min(self.totals.passed);
@@ -87,6 +102,19 @@ impl HarnessCounter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scripts_skip_as_a_whole_or_in_part_and_never_without_a_reason() {
+        let mut counter = HarnessCounter::default();
+        let said = |counter: &HarnessCounter, code| counter.script(code).to_string();
+        assert_eq!(said(&counter, Some(77)), "0 passed, 1 failed, 0 skipped");
+        assert_eq!(said(&counter, Some(0)), "1 passed, 0 failed, 0 skipped");
+        counter.line("skipped: crossing: no KVM");
+        assert_eq!(said(&counter, Some(77)), "0 passed, 0 failed, 1 skipped");
+        assert_eq!(said(&counter, Some(0)), "1 passed, 0 failed, 1 skipped");
+        assert_eq!(said(&counter, Some(1)), "0 passed, 1 failed, 1 skipped");
+        assert_eq!(said(&counter, None), "0 passed, 1 failed, 1 skipped");
+    }
 
     #[test]
     fn sums_several_harnesses_and_moves_the_skipped() {

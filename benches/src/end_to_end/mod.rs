@@ -1,4 +1,4 @@
-//! Whole machines: started, worked in, saved twice, restored.
+//! Whole machines: started, worked in, saved twice, looked at from outside, restored.
 //!
 //! # Model
 //!
@@ -27,6 +27,7 @@
 //! # }
 //! ```
 
+mod host_memory;
 mod report;
 mod round;
 
@@ -91,6 +92,9 @@ pub enum BenchError {
         /// What it holds.
         found: String,
     },
+    /// The machine's processes could not be looked into.
+    #[error("the memory of the machine's processes cannot be read")]
+    HostMemory(#[source] std::io::Error),
     /// No place for checkpoints.
     #[error("no folder for checkpoints")]
     Folder(#[source] std::io::Error),

@@ -69,6 +69,9 @@ const COLUMNS: &[Column] = &[
         |r| seconds(r.boot),
     ),
     ("exec", "exec of `true`", Unit::Seconds, |r| seconds(r.exec)),
+    ("work", "Python, SQLite, find", Unit::Seconds, |r| {
+        seconds(r.work)
+    }),
     (
         "first_pause",
         "first checkpoint: guest paused",
@@ -109,6 +112,12 @@ const COLUMNS: &[Column] = &[
         |r| r.second.written_bytes as f64,
     ),
     (
+        "host_memory",
+        "host memory besides the guest's",
+        Unit::Bytes,
+        |r| r.host_memory_bytes as f64,
+    ),
+    (
         "create_from",
         "create a machine from it",
         Unit::Seconds,
@@ -126,6 +135,7 @@ const RATIOS: &[(&str, &str)] = &[
     ("second_save", "first_save"),
     ("second_written", "first_written"),
     ("restore", "boot"),
+    ("work", "boot"),
 ];
 
 fn seconds(time: Duration) -> f64 {

@@ -7,6 +7,7 @@ use smolvm_engine::{
     ExecOptions, MachineName, MachineSpec, PointSource, StartOptions,
 };
 
+use super::host_memory::beyond_guest;
 use super::{BenchError, Options};
 
 /// What was measured with one machine.
@@ -18,6 +19,11 @@ pub struct Round {
     pub boot: Duration,
     /// One command that does nothing, median of several.
     pub exec: Duration,
+    /// Much code of many kinds run in the guest: Python modules, SQLite, decimals, compression.
+    pub work: Duration,
+    /// What the machine's processes take of the host's memory besides the guest's, after all that was
+    /// done in it.
+    pub host_memory_bytes: u64,
     /// First checkpoint: all of memory.
     pub first: Checkpoint,
     /// Second checkpoint: what changed.
@@ -55,9 +61,14 @@ impl Round {
         })?;
         let (started, boot) = timed(|| engine.start(&source.name, StartOptions::default()))?;
         let exec = source.exec_latency(options.execs)?;
+        let begin = Instant::now();
+        source.sh(WORK)?;
+        let work = begin.elapsed();
         let first = source.checkpoint(folder.path(), "first")?;
         let digest = source.dirty(options.dirty_mib)?;
         let second = source.checkpoint(folder.path(), "second")?;
+        let host_memory_bytes = beyond_guest(source.name.as_str(), options.memory_bytes)
+            .map_err(BenchError::HostMemory)?;
 
         let mut from = CreateFromOptions::new(PointSource::Directory(checkpoint_path(
             folder.path(),
@@ -78,6 +89,8 @@ impl Round {
             backend: started.backend,
             boot,
             exec,
+            work,
+            host_memory_bytes,
             first,
             second,
             create_from,
@@ -85,6 +98,20 @@ impl Round {
         })
     }
 }
+
+/// More code than stays decoded on the software CPU, and a hot loop.
+const WORK: &str = "python3 -c '
+import asyncio, ctypes, decimal, email.message, http.server, json, multiprocessing, pydoc, sqlite3
+import unittest.mock, urllib.request, xml.dom.minidom, xml.sax.expatreader, xmlrpc.client, zipfile, zlib
+rows = [(i, str(i)) for i in range(5000)]
+base = sqlite3.connect(\":memory:\")
+base.execute(\"create table t(a, b)\")
+base.executemany(\"insert into t values (?, ?)\", rows)
+assert base.execute(\"select sum(a) from t\").fetchone() == (12497500,)
+assert json.loads(json.dumps(rows))[7] == [7, \"7\"]
+assert zlib.decompress(zlib.compress(repr(rows).encode())) == repr(rows).encode()
+assert decimal.Decimal(2).sqrt() ** 2 - 2 < decimal.Decimal(10) ** -20
+assert sum(i * i % 7 for i in range(300000)) == 599998' && find /usr/lib -name '*.py' | sort | md5sum";
 
 /// Prints the digest of what [`Temporary::dirty`] wrote.
 const DIGEST: &str = "sha256sum < /dev/shm/dirty";

@@ -1,7 +1,7 @@
 //! From a message and its descriptors to a running machine.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -77,8 +77,9 @@ pub(super) enum StartError {
 /// What outlives a reset of the guest.
 pub(super) struct Parts {
     request: StartMachine,
-    kernel: Vec<u8>,
-    initramfs: Vec<u8>,
+    // Read again at each boot: in memory they would take as much as a small guest.
+    kernel: File,
+    initramfs: File,
     console: File,
     dial: Arc<DialSocket>,
     disk: Arc<LayeredDisk>,
@@ -98,15 +99,15 @@ impl Parts {
     ) -> Result<Self, StartError> {
         let mut files = descriptors.into_iter();
         let mut next = |number| files.next().ok_or(StartError::MissingDescriptor(number));
-        let kernel = read_all(next(StartDescriptors::KERNEL)?, "kernel")?;
-        let initramfs = read_all(next(StartDescriptors::INITRAMFS)?, "initramfs")?;
+        let kernel = File::from(next(StartDescriptors::KERNEL)?);
+        let initramfs = File::from(next(StartDescriptors::INITRAMFS)?);
         let console = File::from(next(StartDescriptors::CONSOLE)?);
         let dial = UnixStream::from(next(StartDescriptors::DIAL)?);
-        let map = read_all(next(StartDescriptors::BASE_MAP)?, "disk's base")?;
+        let map = read_all(&next(StartDescriptors::BASE_MAP)?.into(), "disk's base")?;
         let lock = next(StartDescriptors::LOCK)?;
         let mut layers: Vec<File> = files.map(File::from).collect();
         let restore = match layers.pop_if(|_| request.restore) {
-            Some(record) => Some(Point::decode(&read_all(record.into(), "point's record")?)?),
+            Some(record) => Some(Point::decode(&read_all(&record, "point's record")?)?),
             None => None,
         };
         let top = layers
@@ -167,8 +168,8 @@ impl Parts {
             machine.tracker().start()?;
         }
         Ok(machine.boot(&BootImage {
-            kernel: &self.kernel,
-            initramfs: Some(&self.initramfs),
+            kernel: &read_all(&self.kernel, "kernel")?,
+            initramfs: Some(&read_all(&self.initramfs, "initramfs")?),
             command_line: &self.request.command_line,
         })?)
     }
@@ -237,7 +238,7 @@ impl Parts {
 
     /// Puts a new base under the disk that holds all that its layers up to `through` hold.
     pub(super) fn rebase(&self, map: OwnedFd, through: LayerId) -> Result<(), StartError> {
-        let map = ImageMap::decode(&read_all(map, "disk's base")?)?;
+        let map = ImageMap::decode(&read_all(&map.into(), "disk's base")?)?;
         let base = ChunkBase::new(
             PackSet::open(&self.request.pack_directories),
             map.chunks().to_vec(),
@@ -254,11 +255,14 @@ impl Parts {
     }
 }
 
-fn read_all(descriptor: OwnedFd, part: &'static str) -> Result<Vec<u8>, StartError> {
-    let mut bytes = Vec::new();
-    File::from(descriptor)
-        .take(MAX_BOOT_FILE_BYTES)
-        .read_to_end(&mut bytes)
-        .map_err(|source| StartError::Read { part, source })?;
-    Ok(bytes)
+/// Reads a file from its beginning, wherever its position is.
+fn read_all(mut file: &File, part: &'static str) -> Result<Vec<u8>, StartError> {
+    let mut read = || -> io::Result<Vec<u8>> {
+        file.rewind()?;
+        let length = file.metadata()?.len().min(MAX_BOOT_FILE_BYTES);
+        let mut bytes = Vec::with_capacity(length.try_into().unwrap_or(0));
+        file.take(MAX_BOOT_FILE_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    read().map_err(|source| StartError::Read { part, source })
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use super::{Options, cargo_command, stream};
 use crate::cargo::{self, Workspace};
 use crate::error::{Error, Result};
-use crate::totals::Totals;
+use crate::totals::{HarnessCounter, Totals};
 use crate::vmtest::Host;
 use crate::vmtest::report::Kind;
 use crate::vmtest::select::{self, Account, Item};
@@ -174,10 +174,16 @@ impl Place {
                 stream::harness(command)
             }
             Kind::Script => {
-                let status = stream::run(command, |_| {})?;
-                let word = if status.success() { "ok" } else { "FAILED" };
+                let mut counter = HarnessCounter::default();
+                let status = stream::run(command, |line| counter.line(line))?;
+                let totals = counter.script(status.code());
+                let word = match totals {
+                    Totals { failed: 1.., .. } => "FAILED",
+                    Totals { passed: 0, .. } => "skipped",
+                    _ => "ok",
+                };
                 output::line(format_args!("test {} ... {word}", item.name));
-                Ok(Totals::one(status.success()))
+                Ok(totals)
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::totals::{HarnessCounter, Totals};
 pub enum Kind {
     /// Lines of Rust's test harness, and the exit code.
     Harness,
-    /// The exit code alone; reported as one test.
+    /// The exit code, reported as one test; lines may say what is skipped.
     Script,
 }
 
@@ -226,10 +226,7 @@ impl Job {
     fn totals(&self) -> Totals {
         let mut totals = match self.kind {
             Kind::Harness => self.counter.totals(),
-            Kind::Script => Totals {
-                passed: u64::from(self.exit_code == Some(0)),
-                ..Totals::default()
-            },
+            Kind::Script => return self.counter.script(self.exit_code),
         };
         if self.exit_code != Some(0) {
             totals.failed = totals.failed.max(1);
@@ -241,6 +238,9 @@ impl Job {
         let code = self.exit_code.unwrap_or(-1);
         match self.kind {
             Kind::Script if code == 0 => Some(format!("test {} ... ok", self.name)),
+            Kind::Script if self.totals().failed == 0 => {
+                Some(format!("test {} ... skipped", self.name))
+            }
             Kind::Script => Some(format!("test {} ... FAILED (exit code {code})", self.name)),
             Kind::Harness if code != 0 && self.counter.totals().failed == 0 => {
                 Some(format!("test {} ... FAILED (exit code {code})", self.name))

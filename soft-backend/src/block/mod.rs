@@ -2,7 +2,9 @@
 //!
 //! A block is a run of instructions inside one page that ends with a branch (an instruction that
 //! crosses a page end is a block of its own). Blocks remember their direct successors; a link is
-//! valid while the vCPU's code context is the one it was made in.
+//! valid while the vCPU's code context is the one it was made in. Memory is bounded ([`eviction`]).
+
+mod eviction;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -12,13 +14,12 @@ use crate::decode::op::Op;
 use crate::decode::{DecodeError, MAX_LEN, decode, fall_through};
 use crate::mem::PAGE;
 use crate::segments::CS;
+use eviction::Room;
 
 /// Most instructions in a block.
 const MAX_OPS: usize = 64;
 /// Bytes looked at for one block.
 const WINDOW: usize = 320;
-/// Blocks kept; when the cache is full it is emptied.
-const MAX_BLOCKS: usize = 1 << 18;
 /// Entries of a vCPU's table of recent branch targets; a power of two.
 const JUMP_ENTRIES: usize = 4096;
 
@@ -58,6 +59,8 @@ struct Place {
     key: u64,
     /// Physical page of the second half of an instruction that crosses a page end.
     second_page: Option<u64>,
+    /// In which it was last looked up.
+    generation: u32,
 }
 
 /// A hash for keys that are addresses.
@@ -89,6 +92,9 @@ pub(crate) struct CodeCache {
     free: Vec<BlockId>,
     by_key: AddressMap<BlockId>,
     by_page: AddressMap<Vec<BlockId>>,
+    room: Room,
+    /// Where blocks are decoded, before they are stored in the space that they need.
+    scratch: Vec<Op>,
     /// Changes when blocks were dropped or pages became code: other vCPUs then forget their links
     /// and write tags.
     pub(crate) epoch: u64,
@@ -133,12 +139,19 @@ struct Window {
 
 impl CodeCache {
     pub(crate) fn new() -> Self {
+        Self::with_limit(eviction::MAX_BYTES)
+    }
+
+    /// With room for blocks of so many bytes.
+    pub(crate) fn with_limit(limit: usize) -> Self {
         CodeCache {
             blocks: Vec::new(),
             places: Vec::new(),
             free: Vec::new(),
             by_key: AddressMap::default(),
             by_page: AddressMap::default(),
+            room: Room::new(limit),
+            scratch: Vec::new(),
             epoch: 0,
         }
     }
@@ -164,11 +177,13 @@ impl CodeCache {
             Some(id) => *id,
             None => self.build(cpu, at, pa, single)?,
         };
-        if let Some(second) = self.places[id as usize].second_page {
+        let place = &mut self.places[id as usize];
+        place.generation = self.room.generation;
+        if let Some(second) = place.second_page {
             // The second page may be mapped elsewhere by now.
             let next = cpu.fetch_page((at & !(PAGE - 1)).wrapping_add(PAGE))?;
             if next & !(PAGE - 1) != second {
-                self.drop_block(id);
+                self.drop_block(cpu, id);
                 self.changed(cpu);
                 return self.build(cpu, at, pa, single);
             }
@@ -204,12 +219,11 @@ impl CodeCache {
     }
 
     fn build(&mut self, cpu: &mut Cpu, at: u64, pa: u64, single: bool) -> R<BlockId> {
-        if self.blocks.len() - self.free.len() >= MAX_BLOCKS {
-            self.clear(cpu);
-        }
+        self.make_room(cpu);
         let window = Self::window(cpu, pa)?;
         let limit = if single { 1 } else { MAX_OPS };
-        let mut ops = Vec::with_capacity(16);
+        let mut ops = std::mem::take(&mut self.scratch);
+        ops.clear();
         let mut off = 0usize;
         while ops.len() < limit && off < window.len {
             match decode(&window.bytes[off..window.len], cpu.mode, off as u16) {
@@ -235,7 +249,7 @@ impl CodeCache {
         let fused = crate::decode::fuse(&mut ops);
         ops.push(fall_through(off as u16));
         let block = Block {
-            ops: ops.into_boxed_slice(),
+            ops: Box::from(ops.as_slice()),
             count,
             fused,
             links: [NO_LINK; 2],
@@ -244,7 +258,9 @@ impl CodeCache {
         let place = Place {
             key: key(pa, cpu.mode, single),
             second_page,
+            generation: self.room.generation,
         };
+        self.scratch = ops;
         self.note_code(cpu, pa, len);
         if let Some(second) = second_page {
             self.note_code(cpu, second, off as u64 - len);
@@ -307,6 +323,7 @@ impl CodeCache {
     }
 
     fn insert(&mut self, block: Block, place: Place, pa: u64) -> BlockId {
+        self.room.take(block.ops.len());
         let id = match self.free.pop() {
             Some(id) => {
                 self.blocks[id as usize] = block;
@@ -327,18 +344,25 @@ impl CodeCache {
         id
     }
 
-    fn drop_block(&mut self, id: BlockId) {
+    /// Drops a block; the caller has [`Self::changed`] follow.
+    fn drop_block(&mut self, cpu: &Cpu, id: BlockId) {
         let b = &mut self.blocks[id as usize];
         if b.ops.is_empty() {
             return;
         }
+        self.room.give_back(b.ops.len());
         b.ops = Box::new([]);
         let place = self.places[id as usize];
-        let pages = [Some(place.key >> 15), place.second_page.map(|p| p >> 12)];
+        let frames = [Some(place.key >> 15), place.second_page.map(|p| p >> 12)];
         self.by_key.remove(&place.key);
-        for p in pages.into_iter().flatten() {
-            if let Some(ids) = self.by_page.get_mut(&p) {
-                ids.retain(|i| *i != id);
+        for frame in frames.into_iter().flatten() {
+            let Some(ids) = self.by_page.get_mut(&frame) else {
+                continue;
+            };
+            ids.retain(|i| *i != id);
+            if ids.is_empty() {
+                self.by_page.remove(&frame);
+                cpu.code_pages.forget(frame);
             }
         }
         self.free.push(id);
@@ -353,7 +377,7 @@ impl CodeCache {
     /// Drops all blocks of a page.
     pub(crate) fn invalidate(&mut self, cpu: &mut Cpu, pfn: u64) {
         for id in self.by_page.remove(&pfn).unwrap_or_default() {
-            self.drop_block(id);
+            self.drop_block(cpu, id);
         }
         cpu.code_pages.forget(pfn);
         self.changed(cpu);
@@ -369,6 +393,7 @@ impl CodeCache {
         self.blocks.clear();
         self.places.clear();
         self.free.clear();
+        self.room.empty();
         self.changed(cpu);
     }
 
