@@ -1,11 +1,11 @@
 //! The VM generation id: 16 random bytes in guest memory that change whenever the machine is copied
 //! or goes back in time ("Virtual Machine Generation ID", Microsoft, 2018).
 //!
-//! The ACPI tables name the address ([`crate::x86::layout`] reserves the page) and, after
-//! [`VmGenId::renew`], the machine's owner signals the notification that they describe. A guest
-//! kernel with the driver then reseeds its random pool; one without it is reseeded by the agent.
+//! The ACPI tables name the address ([`crate::x86::layout`] reserves the page) and the interrupt that
+//! [`VmGenId::renew`] raises. A guest kernel with the driver then reseeds its random pool; one without
+//! it is reseeded by the agent.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use snapshot_format::StateRecord;
 use snapshot_format::fields::{FieldReader, FieldWriter};
@@ -13,6 +13,7 @@ use thiserror::Error;
 use vm_memory::Bytes;
 
 use crate::Gpa;
+use crate::irq::IrqLine;
 use crate::ram::GuestRam;
 use crate::unit::{StateUnit, UnitError, expect_record};
 
@@ -33,27 +34,30 @@ pub struct VmGenIdError {
 
 /// The generation id of one machine.
 ///
-/// Its saved state is the id and its place. A restore takes both as they were; the owner then calls
+/// Its saved state is the id and its place. A restore takes both as they were; the machine then calls
 /// [`renew`](Self::renew) with a new random id before vCPUs run.
 pub struct VmGenId {
     ram: GuestRam,
     gpa: Gpa,
+    line: Arc<dyn IrqLine>,
     id: Mutex<[u8; GENERATION_ID_BYTES]>,
 }
 
 impl VmGenId {
-    /// Puts `id` at `gpa`.
+    /// Puts `id` at `gpa`; its changes are told by `line`.
     pub fn new(
         ram: GuestRam,
         gpa: Gpa,
+        line: Arc<dyn IrqLine>,
         id: [u8; GENERATION_ID_BYTES],
     ) -> Result<Self, VmGenIdError> {
         let this = Self {
             ram,
             gpa,
+            line,
             id: Mutex::new(id),
         };
-        this.renew(id)?;
+        this.place(id)?;
         Ok(this)
     }
 
@@ -62,8 +66,14 @@ impl VmGenId {
         self.gpa
     }
 
-    /// Replaces the id.
+    /// Replaces the id and tells the guest.
     pub fn renew(&self, id: [u8; GENERATION_ID_BYTES]) -> Result<(), VmGenIdError> {
+        self.place(id)?;
+        self.line.pulse();
+        Ok(())
+    }
+
+    fn place(&self, id: [u8; GENERATION_ID_BYTES]) -> Result<(), VmGenIdError> {
         let written = self.ram.write_slice(&id, self.gpa.into());
         written.map_err(|_| VmGenIdError { gpa: self.gpa })?;
         *self.id.lock().unwrap_or_else(PoisonError::into_inner) = id;
@@ -99,36 +109,44 @@ impl StateUnit for VmGenId {
         if gpa != self.gpa {
             return Err(invalid(format!("id at {gpa} instead of {}", self.gpa)));
         }
-        self.renew(id).map_err(|error| invalid(error.to_string()))
+        self.place(id).map_err(|error| invalid(error.to_string()))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use vm_memory::GuestAddress;
 
     use super::*;
     use crate::testing::test_ram;
 
+    #[derive(Default)]
+    struct Pulses(AtomicU32);
+
+    impl IrqLine for Pulses {
+        fn pulse(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     #[test]
     fn the_id_lies_in_memory_and_its_changes_are_undone() {
         let ram = test_ram().unwrap();
-        let device = VmGenId::new(ram.clone(), Gpa(0x1000), [1; 16]).unwrap();
+        let line = Arc::new(Pulses::default());
+        let place = |gpa| VmGenId::new(ram.clone(), gpa, line.clone(), [1; 16]);
+        let in_memory = || ram.read_obj::<[u8; 16]>(GuestAddress(0x1000)).unwrap();
+        let device = place(Gpa(0x1000)).unwrap();
         let saved = device.save().unwrap();
         device.renew([2; 16]).unwrap();
-        assert_eq!(
-            ram.read_obj::<[u8; 16]>(GuestAddress(0x1000)).unwrap(),
-            [2; 16]
-        );
+        assert_eq!(in_memory(), [2; 16]);
         assert_ne!(device.save().unwrap(), saved, "the change must be seen");
         device.restore(&saved).unwrap();
         assert_eq!(device.save().unwrap(), saved);
-        assert_eq!(
-            ram.read_obj::<[u8; 16]>(GuestAddress(0x1000)).unwrap(),
-            [1; 16]
-        );
-        let elsewhere = VmGenId::new(ram.clone(), Gpa(0x2000), [1; 16]).unwrap();
-        assert!(elsewhere.restore(&saved).is_err());
-        assert!(VmGenId::new(ram, Gpa(16 << 20), [1; 16]).is_err());
+        assert_eq!(in_memory(), [1; 16]);
+        assert_eq!(line.0.load(Ordering::Relaxed), 1, "only the new id is told");
+        assert!(place(Gpa(0x2000)).unwrap().restore(&saved).is_err());
+        assert!(place(Gpa(16 << 20)).is_err());
     }
 }

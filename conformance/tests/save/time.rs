@@ -41,6 +41,9 @@ fn ticks(bed: &Bed, name: &str) -> u64 {
     bed.sh(name, "cat /run/ticks").parse().expect("a number")
 }
 
+/// How often the kernel was told that the VM generation id changed, on any vCPU.
+const TOLD_GENERATIONS: &str = "awk '/ACPI:Ged/ { print $2 + $3 }' /proc/interrupts";
+
 #[test]
 fn clock_and_timers_survive_three_generations_with_two_busy_vcpus() {
     let Some(bed) = Bed::open("clock_and_timers_survive_three_generations_with_two_busy_vcpus")
@@ -77,6 +80,8 @@ fn clock_and_timers_survive_three_generations_with_two_busy_vcpus() {
             "generation {number}: the clock jumped from {clock} to {now} in {ran:?}"
         );
         check_wall_clock(&bed, &after);
+        let told = bed.sh(&after, TOLD_GENERATIONS);
+        assert_eq!(told, number.to_string(), "changes of the generation id");
         assert!(
             ticking >= ticked,
             "generation {number}: ticks {ticked}, then {ticking}"

@@ -26,6 +26,7 @@ use crate::unit::{StateUnit, UnitError};
 use crate::virtio::{
     Balloon, Blk, BlkError, Rng, VirtioDevice, VirtioMmio, Vsock, VsockError, slots,
 };
+use crate::vmgenid::{GENERATION_ID_BYTES, VmGenId, VmGenIdError};
 use crate::x86::acpi::{self, MmioWindow};
 use crate::x86::boot::{self, BootError, BootImage};
 use crate::x86::{ClockState, IOAPIC_BASE, IOAPIC_PINS, Ioapic, MAX_VCPUS, X86VcpuState, layout};
@@ -60,6 +61,9 @@ pub enum MachineError {
     /// The vsock device cannot be made.
     #[error(transparent)]
     Vsock(#[from] VsockError),
+    /// There is no memory where the generation id belongs.
+    #[error(transparent)]
+    GenerationId(#[from] VmGenIdError),
     /// Two devices want the same addresses.
     #[error(transparent)]
     Bus(#[from] BusOverlap),
@@ -147,8 +151,8 @@ impl MachineBuilder {
         self
     }
 
-    /// Where the guest's entropy device reads; without it the host's generator, in a deterministic
-    /// machine the [seed](Self::seed).
+    /// Where generation id and entropy device read; without it the host's generator, in a
+    /// deterministic machine the [seed](Self::seed).
     pub fn entropy(mut self, source: Box<dyn Read + Send>) -> Self {
         self.entropy = Some(source);
         self
@@ -200,17 +204,18 @@ impl MachineBuilder {
             }
             board.add_virtio("vsock0", slots::VSOCK, Arc::new(vsock))?;
         }
-        let rng = match self.entropy {
-            Some(source) => Rng::from_source(source),
-            None if board.schedule.is_some() => {
-                Rng::from_source(Box::new(SeededEntropy::new(self.seed, "rng")))
-            }
-            None => Rng::from_host().map_err(|source| MachineError::Device {
+        let mut entropy = match self.entropy {
+            Some(source) => source,
+            None if board.schedule.is_some() => Box::new(SeededEntropy::new(self.seed, "rng")),
+            None => Rng::host_source().map_err(|source| MachineError::Device {
                 unit: "rng0",
                 source,
             })?,
         };
-        board.add_virtio("rng0", slots::RNG, Arc::new(rng))?;
+        let generation = board.add_generation_id(random_id(&mut entropy)?)?;
+        let new_generation = random_id(&mut entropy)?;
+        let rng = Arc::new(Rng::from_source(entropy));
+        board.add_virtio("rng0", slots::RNG, rng)?;
         let balloon = Arc::new(Balloon::new(tracker.clone()));
         board.add_virtio("balloon0", slots::BALLOON, balloon.clone())?;
 
@@ -236,6 +241,8 @@ impl MachineBuilder {
             record: self.record,
             ioapic: board.ioapic,
             serial,
+            generation,
+            new_generation,
             balloon,
             rendezvous,
             events,
@@ -301,6 +308,12 @@ impl Board {
         Ok(serial)
     }
 
+    fn add_generation_id(&self, id: [u8; GENERATION_ID_BYTES]) -> Result<VmGenId, MachineError> {
+        let line = self.line(Gsi(layout::GENERATION_GSI));
+        let ram = self.ram.clone();
+        Ok(VmGenId::new(ram, layout::GENERATION_ID, line, id)?)
+    }
+
     fn add_power(&mut self, events: Arc<Events>) -> Result<(), MachineError> {
         let power = PowerControl::new(Arc::new(move |event| events.report_power(event)));
         let power: Arc<dyn BusDevice> = Arc::new(power);
@@ -329,6 +342,17 @@ impl Board {
     }
 }
 
+fn random_id(source: &mut dyn Read) -> Result<[u8; GENERATION_ID_BYTES], MachineError> {
+    let mut id = [0; GENERATION_ID_BYTES];
+    match source.read_exact(&mut id) {
+        Ok(()) => Ok(id),
+        Err(source) => Err(MachineError::Device {
+            unit: "vmgenid",
+            source,
+        }),
+    }
+}
+
 /// A line that leads nowhere.
 struct Unconnected;
 
@@ -347,6 +371,9 @@ pub struct BuiltMachine {
     pub(super) record: X86MachineRecord,
     pub(super) ioapic: Arc<Ioapic>,
     pub(super) serial: Arc<Serial>,
+    generation: VmGenId,
+    /// The id after a restore.
+    new_generation: [u8; GENERATION_ID_BYTES],
     pub(super) balloon: Arc<Balloon>,
     pub(super) rendezvous: Arc<Rendezvous>,
     pub(super) events: Arc<Events>,
@@ -383,7 +410,8 @@ impl BuiltMachine {
     }
 
     /// Puts every unit into its saved state, in the order: vCPUs (each with its TSC), clock, interrupt
-    /// controller and devices, then lets the machine run. Guest memory was filled before.
+    /// controller and devices, gives the machine a new generation id and lets it run. Guest memory was
+    /// filled before.
     pub fn restore(self, records: &[StateRecord]) -> Result<RunningMachine, MachineError> {
         match_units(records, &self.expected_units())?;
         let find = |unit: &str| {
@@ -405,6 +433,8 @@ impl BuiltMachine {
         for unit in self.units() {
             unit.restore(find(&unit.unit())?)?;
         }
+        // Behind the interrupt controller, which takes the interrupt that this raises.
+        self.generation.renew(self.new_generation)?;
         for slot in &self.slots {
             // What was asked for before the point is in the queues.
             slot.serve_now();
@@ -425,7 +455,7 @@ impl BuiltMachine {
 
     /// All units but the vCPUs, in the order of saving and restoring.
     pub(super) fn units(&self) -> Vec<&dyn StateUnit> {
-        let mut units: Vec<&dyn StateUnit> = vec![&*self.ioapic, &*self.serial];
+        let mut units: Vec<&dyn StateUnit> = vec![&*self.ioapic, &*self.serial, &self.generation];
         units.extend(self.slots.iter().map(|slot| &**slot as &dyn StateUnit));
         units
     }

@@ -26,7 +26,12 @@ pub struct Rng {
 impl Rng {
     /// Gives the host's random numbers.
     pub fn from_host() -> io::Result<Self> {
-        Ok(Self::from_source(Box::new(File::open("/dev/urandom")?)))
+        Ok(Self::from_source(Self::host_source()?))
+    }
+
+    /// The host's random numbers, as [`from_host`](Self::from_host) gives them.
+    pub fn host_source() -> io::Result<Box<dyn Read + Send>> {
+        Ok(Box::new(File::open("/dev/urandom")?))
     }
 
     /// Gives what is read from `source`, for runs that have to repeat themselves. The source's

@@ -1,7 +1,8 @@
 //! ACPI tables of machine model 1: hardware-reduced, built with `acpi_tables`.
 
 use acpi_tables::aml::{
-    self, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate,
+    self, Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed, Method, Name, Notify,
+    Package, Path, ResourceTemplate,
 };
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
@@ -23,6 +24,10 @@ const OEM_REVISION: u32 = 1;
 const TABLE_ALIGNMENT: usize = 64;
 /// Length in bytes of the header that every system description table begins with.
 const SDT_HEADER_BYTES: u32 = 36;
+
+const GENERATION_DEVICE: &str = "\\_SB_.VGEN";
+/// What a generation id's device is notified of: that the id changed.
+const GENERATION_CHANGED: u8 = 0x80;
 
 /// A virtio-over-MMIO window that the DSDT announces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,6 +137,8 @@ fn dsdt(windows: &[MmioWindow]) -> Sdt {
         virtio_device(window, &mut code);
     }
     serial_device(&mut code);
+    generation_device(&mut code);
+    event_device(&mut code);
     Name::new(
         Path::new("_S5_"),
         &Package::new(vec![
@@ -193,6 +200,53 @@ fn serial_device(code: &mut Vec<u8>) {
     .to_aml_bytes(code);
 }
 
+/// Where the generation id lies ("Virtual Machine Generation ID", Microsoft, 2018).
+fn generation_device(code: &mut Vec<u8>) {
+    let gpa = layout::GENERATION_ID.0;
+    Device::new(
+        Path::new(GENERATION_DEVICE),
+        vec![
+            &Name::new(Path::new("_HID"), &"SMOL0001"),
+            &Name::new(Path::new("_CID"), &"VM_Gen_Counter"),
+            &Name::new(Path::new("_DDN"), &"VM_Gen_Counter"),
+            &Name::new(
+                Path::new("ADDR"),
+                &Package::new(vec![&(gpa as u32), &((gpa >> 32) as u32)]),
+            ),
+        ],
+    )
+    .to_aml_bytes(code);
+}
+
+/// The generic event device (ACPI 6.5, 5.6.9): its interrupt says that the generation id changed.
+fn event_device(code: &mut Vec<u8>) {
+    let gsi = layout::GENERATION_GSI;
+    Device::new(
+        Path::new("_SB_.GED_"),
+        vec![
+            &Name::new(Path::new("_HID"), &"ACPI0013"),
+            &Name::new(Path::new("_UID"), &aml::ZERO),
+            &Name::new(
+                Path::new("_CRS"),
+                &ResourceTemplate::new(vec![&Interrupt::new(true, true, false, false, gsi)]),
+            ),
+            &Method::new(
+                Path::new("_EVT"),
+                1,
+                true,
+                vec![&If::new(
+                    &Equal::new(&Arg(0), &gsi),
+                    vec![&Notify::new(
+                        &Path::new(GENERATION_DEVICE),
+                        &GENERATION_CHANGED,
+                    )],
+                )],
+            ),
+        ],
+    )
+    .to_aml_bytes(code);
+}
+
 fn to_bytes(table: &dyn Aml) -> Vec<u8> {
     let mut bytes = Bytes(Vec::new());
     table.to_aml_bytes(&mut bytes);
@@ -230,7 +284,7 @@ mod tests {
             gsi: 5,
         };
         let tables = tables(16, &[window]);
-        assert!(tables.bytes.len() as u64 <= layout::ONE_MIB.0 - layout::ACPI_BASE.0);
+        assert!(tables.bytes.len() as u64 <= layout::GENERATION_ID.0 - layout::ACPI_BASE.0);
         let rsdp = &tables.bytes[..36];
         assert_eq!(&rsdp[..8], b"RSD PTR ");
         assert_eq!(checksum(rsdp), 0);

@@ -3,7 +3,8 @@
 //! | guest physical | what |
 //! |---|---|
 //! | 0 – 0x9_fc00 | RAM: start info, command line |
-//! | 0xe_0000 – 0x10_0000 | ACPI tables |
+//! | 0xe_0000 – 0xf_f000 | ACPI tables |
+//! | 0xf_f000 – 0x10_0000 | VM generation id |
 //! | 0x10_0000 – 3 GiB | RAM: kernel from 16 MiB, initramfs at the top |
 //! | from 0xd000_0000 | virtio windows ([`crate::virtio`] slots) |
 //! | 0xfec0_0000 | IOAPIC |
@@ -41,6 +42,10 @@ pub const COMMAND_LINE_BYTES: usize = 2048;
 pub(crate) const LOW_RAM_END: Gpa = Gpa(0x9_fc00);
 /// ACPI tables.
 pub(crate) const ACPI_BASE: Gpa = Gpa(0xe_0000);
+/// Where the VM generation id lies ([`crate::vmgenid`]): a reserved page behind the ACPI tables.
+pub const GENERATION_ID: Gpa = Gpa(0xf_f000);
+/// IOAPIC input by which a change of the VM generation id is told: behind those of the virtio slots.
+pub const GENERATION_GSI: u32 = 15;
 /// Behind the ACPI tables: RAM that is reported as usable goes on.
 pub(crate) const ONE_MIB: Gpa = Gpa(0x10_0000);
 
