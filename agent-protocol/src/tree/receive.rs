@@ -7,12 +7,11 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{self as rfs, AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
+use rustix::fs::{self as rfs, AtFlags, Mode};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -21,25 +20,17 @@ use super::{
     MAX_PROBLEMS, Metadata, SpecialKind, TreeItem, shown,
 };
 use crate::frame::{FrameError, read_message};
-use crate::message::{CopyReport, Owner};
+use crate::message::CopyReport;
+
+mod place;
+
+pub use place::Ownership;
+use place::{
+    NewFile, create_temporary, duplicate, open_directory, replace, target_parent, write_at,
+};
 
 /// Longest problem text kept from the other side, in bytes.
 const MAX_PROBLEM_BYTES: usize = 1024;
-static NEXT_TEMPORARY: AtomicU64 = AtomicU64::new(0);
-/// Temporary names tried for one file.
-const TEMPORARY_NAMES: u32 = 100;
-
-/// Whose the made entries are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ownership {
-    /// The receiving process's. Set-user-id and set-group-id are dropped and devices left out:
-    /// they would mean something else than at the source.
-    Mine,
-    /// The numbers of the source; needs privilege.
-    Keep,
-    /// This owner; needs privilege.
-    Set(Owner),
-}
 
 /// Why a tree could not be made.
 #[derive(Debug, Error)]
@@ -133,27 +124,6 @@ enum Level {
 enum OpenFile {
     Writing(NewFile),
     Skipped,
-}
-
-/// A file under its temporary name; removed unless it is kept.
-#[derive(Debug)]
-struct NewFile {
-    parent: OwnedFd,
-    temporary: String,
-    name: Vec<u8>,
-    meta: Metadata,
-    link: Option<u64>,
-    fd: OwnedFd,
-    kept: bool,
-}
-
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        if !self.kept {
-            // Best effort: the copy has failed already and says so.
-            let _ = rfs::unlinkat(&self.parent, &*self.temporary, AtFlags::empty());
-        }
-    }
 }
 
 impl TreeReceiver {
@@ -399,7 +369,7 @@ impl TreeReceiver {
                 replace(parent.as_fd(), &name, || {
                     rfs::symlinkat(&**target, &parent, &*name)
                 })?;
-                self.own_at(parent.as_fd(), &name, meta)?;
+                self.ownership.own_at(parent.as_fd(), &name, meta)?;
             }
             Entry::HardLink(link) => {
                 let (source_parent, source_name) = self.linked(*link)?;
@@ -414,45 +384,15 @@ impl TreeReceiver {
                 })?;
             }
             Entry::Special(kind, major, minor) => {
-                self.make_special(parent.as_fd(), &name, *kind, (*major, *minor))?;
-                self.own_at(parent.as_fd(), &name, meta)?;
-                let mode = Mode::from_raw_mode(self.allowed_mode(meta) as rfs::RawMode);
+                self.ownership
+                    .make_special(parent.as_fd(), &name, *kind, (*major, *minor))?;
+                self.ownership.own_at(parent.as_fd(), &name, meta)?;
+                let mode = self.ownership.mode(meta);
                 rfs::chmodat(&parent, &*name, mode, AtFlags::empty())?;
             }
         }
         self.report.entries += 1;
         Ok(())
-    }
-
-    #[cfg(target_os = "linux")]
-    fn make_special(
-        &self,
-        parent: BorrowedFd<'_>,
-        name: &[u8],
-        kind: SpecialKind,
-        (major, minor): (u32, u32),
-    ) -> Result<(), Errno> {
-        let kind = match kind {
-            SpecialKind::Fifo => rfs::FileType::Fifo,
-            _ if self.ownership == Ownership::Mine => return Err(Errno::PERM),
-            SpecialKind::CharacterDevice => rfs::FileType::CharacterDevice,
-            SpecialKind::BlockDevice => rfs::FileType::BlockDevice,
-        };
-        let device = rfs::makedev(major, minor);
-        replace(parent, name, || {
-            rfs::mknodat(parent, name, kind, Mode::RUSR | Mode::WUSR, device)
-        })
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn make_special(
-        &self,
-        _parent: BorrowedFd<'_>,
-        _name: &[u8],
-        _kind: SpecialKind,
-        _device: (u32, u32),
-    ) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
     }
 
     /// The directory and name of a file that has been made.
@@ -510,7 +450,7 @@ impl TreeReceiver {
 
     fn keep_file(&self, file: &mut NewFile, size_bytes: u64) -> Result<(), Errno> {
         rfs::ftruncate(&file.fd, size_bytes)?;
-        self.own(file.fd.as_fd(), file.meta)?;
+        self.ownership.own(file.fd.as_fd(), file.meta)?;
         rfs::renameat(&file.parent, &*file.temporary, &file.parent, &*file.name)?;
         file.kept = true;
         Ok(())
@@ -548,54 +488,13 @@ impl TreeReceiver {
                 meta: Some(meta),
             }) => {
                 // The directory and its contents are there: worth a note, not the end.
-                if let Err(errno) = self.own(fd.as_fd(), meta) {
+                if let Err(errno) = self.ownership.own(fd.as_fd(), meta) {
                     self.problem(format!("{}: {}", shown(&name), io::Error::from(errno)));
                 }
                 Ok(())
             }
             Some(_) => Ok(()),
         }
-    }
-
-    fn allowed_mode(&self, meta: Metadata) -> u32 {
-        match self.ownership {
-            Ownership::Mine => meta.mode & 0o1777,
-            Ownership::Keep | Ownership::Set(_) => meta.mode,
-        }
-    }
-
-    fn owner(&self, meta: Metadata) -> Option<(Uid, Gid)> {
-        match self.ownership {
-            Ownership::Mine => None,
-            Ownership::Keep => Some((Uid::from_raw(meta.uid), Gid::from_raw(meta.gid))),
-            Ownership::Set(owner) => Some((Uid::from_raw(owner.uid), Gid::from_raw(owner.gid))),
-        }
-    }
-
-    /// Owner first: changing it clears set-user-id. Time last.
-    fn own(&self, fd: BorrowedFd<'_>, meta: Metadata) -> Result<(), Errno> {
-        if let Some((uid, gid)) = self.owner(meta) {
-            rfs::fchown(fd, Some(uid), Some(gid))?;
-        }
-        rfs::fchmod(
-            fd,
-            Mode::from_raw_mode(self.allowed_mode(meta) as rfs::RawMode),
-        )?;
-        rfs::futimens(fd, &times(meta))
-    }
-
-    /// Owner and time of an entry that cannot be opened.
-    fn own_at(&self, parent: BorrowedFd<'_>, name: &[u8], meta: Metadata) -> Result<(), Errno> {
-        if let Some((uid, gid)) = self.owner(meta) {
-            rfs::chownat(
-                parent,
-                name,
-                Some(uid),
-                Some(gid),
-                AtFlags::SYMLINK_NOFOLLOW,
-            )?;
-        }
-        rfs::utimensat(parent, name, &times(meta), AtFlags::SYMLINK_NOFOLLOW)
     }
 }
 
@@ -620,86 +519,4 @@ fn check_name(name: &[u8]) -> Result<(), ReceiveError> {
         return invalid("a name that is a path");
     }
     Ok(())
-}
-
-fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    rustix::io::fcntl_dupfd_cloexec(fd, 0)
-}
-
-fn open_directory(at: BorrowedFd<'_>, name: &[u8], follow: bool) -> Result<OwnedFd, Errno> {
-    let mut flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    if !follow {
-        flags |= OFlags::NOFOLLOW;
-    }
-    rfs::openat(at, name, flags, Mode::empty())
-}
-
-/// Parent directory and last name of a target that is no directory yet.
-fn target_parent(target: &Path, is_directory: bool) -> Result<(OwnedFd, Vec<u8>), Errno> {
-    let bytes = target.as_os_str().as_bytes();
-    if bytes.ends_with(b"/") && !is_directory {
-        return Err(Errno::NOTDIR);
-    }
-    let name = target.file_name().ok_or(Errno::INVAL)?.as_bytes().to_vec();
-    let parent = match target.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    Ok((
-        open_directory(rfs::CWD, parent.as_os_str().as_bytes(), true)?,
-        name,
-    ))
-}
-
-fn create_temporary(parent: BorrowedFd<'_>) -> Result<(String, OwnedFd), Errno> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let process = std::process::id();
-    for _ in 0..TEMPORARY_NAMES {
-        let number = NEXT_TEMPORARY.fetch_add(1, Ordering::Relaxed);
-        let name = format!(".smolvm-copy-{process}-{number}");
-        match rfs::openat(parent, &*name, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(fd) => return Ok((name, fd)),
-            Err(Errno::EXIST) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Err(Errno::EXIST)
-}
-
-/// Makes an entry that cannot replace another in one step: removes the other first.
-fn replace(
-    parent: BorrowedFd<'_>,
-    name: &[u8],
-    make: impl Fn() -> Result<(), Errno>,
-) -> Result<(), Errno> {
-    match make() {
-        Err(Errno::EXIST) => {
-            rfs::unlinkat(parent, name, AtFlags::empty())?;
-            make()
-        }
-        other => other,
-    }
-}
-
-fn write_at(fd: &OwnedFd, mut offset: u64, mut data: &[u8]) -> Result<(), Errno> {
-    while !data.is_empty() {
-        let count = rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, data, offset))?;
-        if count == 0 {
-            return Err(Errno::IO);
-        }
-        data = &data[count..];
-        offset += count as u64;
-    }
-    Ok(())
-}
-
-fn times(meta: Metadata) -> Timestamps {
-    let time = Timespec {
-        tv_sec: meta.mtime_seconds,
-        tv_nsec: meta.mtime_nanos.into(),
-    };
-    Timestamps {
-        last_access: time,
-        last_modification: time,
-    }
 }
