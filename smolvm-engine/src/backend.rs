@@ -51,6 +51,12 @@ pub(crate) fn open(backend: Backend) -> Result<Box<dyn Hypervisor>, BackendError
     }
 }
 
+/// Opens the software CPU for a machine whose time is the count of instructions.
+pub(crate) fn open_deterministic() -> Result<Box<dyn Hypervisor>, BackendError> {
+    let options = soft_backend::SoftOptions::default().with_deterministic(true);
+    Ok(Box::new(soft_backend::open(options)?))
+}
+
 /// The verdict on one backend, as kept in the cache.
 #[derive(Debug, Serialize, Deserialize)]
 struct CachedChoice {

@@ -71,7 +71,7 @@ impl Engine {
         let spec = self.read(name)?.spec;
         let agent = self.connect_agent(name)?;
         agent
-            .exec(request(spec, options))
+            .exec(exec_request(spec, options))
             .map_err(|source| EngineError::CommandNotStarted {
                 name: name.clone(),
                 source,
@@ -80,7 +80,7 @@ impl Engine {
 }
 
 /// What is asked of the agent: the machine's defaults, then what this command wants.
-fn request(spec: MachineSpec, options: ExecOptions) -> ExecRequest {
+pub(crate) fn exec_request(spec: MachineSpec, options: ExecOptions) -> ExecRequest {
     let mut environment = spec.environment;
     environment.extend(options.environment);
     let bytes = |text: &str| Bytes::from(text);
@@ -125,10 +125,10 @@ mod tests {
             working_directory: Some("/srv".to_owned()),
             ..MachineSpec::default()
         };
-        let plain = request(spec.clone(), ExecOptions::default());
+        let plain = exec_request(spec.clone(), ExecOptions::default());
         assert_eq!(plain.directory, Some(Bytes::from("/srv")));
         assert_eq!(plain.env.len(), 2);
-        let own = request(
+        let own = exec_request(
             spec,
             ExecOptions {
                 environment: vec![("B".to_owned(), "command".to_owned())],

@@ -10,6 +10,8 @@
 //! program that embeds the engine calls [`process::run_if_asked`] first thing in `main`, or runs its
 //! machines as threads ([`process::ProcessModel::Threads`]).
 //!
+//! For tests a machine can repeat itself bit by bit: [`Engine::run_deterministic`].
+//!
 //! # Errors
 //!
 //! Every error says what was tried and on what; [`EngineError::hint`] names the next step.
@@ -45,6 +47,7 @@ mod console;
 mod copy;
 mod create;
 mod create_from;
+mod deterministic;
 pub mod doctor;
 mod engine;
 mod error;
@@ -66,6 +69,7 @@ pub use channel::ChannelError;
 pub use checkpoint::{Checkpoint, CheckpointOptions, DEFAULT_HISTORY, LogEntry};
 pub use create::CreateOptions;
 pub use create_from::{CreateFromOptions, PointSource};
+pub use deterministic::{DeterministicError, DeterministicMachine, ExecOutput, MachineDigest};
 pub use engine::{
     AgentConnection, Engine, EngineOptions, MachineInfo, MachineState, StartOptions, Started,
     StopOptions, Stopped,

@@ -21,6 +21,13 @@ impl SeededEntropy {
         stream
     }
 
+    /// Fills a buffer; of the last number used, what is not needed is dropped.
+    pub fn fill(&mut self, buffer: &mut [u8]) {
+        for piece in buffer.chunks_mut(8) {
+            piece.copy_from_slice(&self.next_u64().to_le_bytes()[..piece.len()]);
+        }
+    }
+
     /// The next number.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -32,11 +39,8 @@ impl SeededEntropy {
 }
 
 impl Read for SeededEntropy {
-    /// Fills the whole buffer; of the last number used, what is not needed is dropped.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        for piece in buffer.chunks_mut(8) {
-            piece.copy_from_slice(&self.next_u64().to_le_bytes()[..piece.len()]);
-        }
+        self.fill(buffer);
         Ok(buffer.len())
     }
 }

@@ -48,20 +48,20 @@ pub(crate) enum AgentError {
 
 /// Makes connections to the agent through the VMM's vsock device.
 #[derive(Clone)]
-pub(super) struct AgentDialer {
+pub(crate) struct AgentDialer {
     socket: Arc<Mutex<UnixStream>>,
 }
 
 impl AgentDialer {
     /// A dialer over the socket whose other end the VMM has.
-    pub(super) fn new(socket: UnixStream) -> Self {
+    pub(crate) fn new(socket: UnixStream) -> Self {
         Self {
             socket: Arc::new(Mutex::new(socket)),
         }
     }
 
     /// A stream to the agent's port. It is closed by the other side when nobody listens there.
-    pub(super) fn dial(&self) -> Result<UnixStream, AgentError> {
+    pub(crate) fn dial(&self) -> Result<UnixStream, AgentError> {
         let (ours, theirs) = UnixStream::pair()?;
         let socket = self
             .socket

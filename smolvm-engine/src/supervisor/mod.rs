@@ -15,5 +15,8 @@ mod run;
 mod serve;
 mod vmm_process;
 
+pub(crate) use agent::{AgentDialer, AgentError};
 pub(crate) use control_socket::connect;
-pub(crate) use run::{StartReport, run, unix_now};
+pub(crate) use identity::SEED_BYTES;
+pub(crate) use run::{GUEST_CID, StartReport, run, unix_now};
+pub(crate) use vmm_process::{SpawnError, descriptors};

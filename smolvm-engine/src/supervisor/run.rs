@@ -29,7 +29,7 @@ pub(crate) const AGENT_PATIENCE: Duration = Duration::from_secs(120);
 /// How long one control call to the agent may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The context id of every guest: each has a vsock of its own.
-const GUEST_CID: u64 = 3;
+pub(crate) const GUEST_CID: u64 = 3;
 /// How long a VMM that was told to end may take.
 const QUIT_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -320,6 +320,7 @@ fn start(
         pack_directories: vec![dir.packs()],
         branchable: machine.branchable,
         restore: restore.is_some(),
+        deterministic: None,
     };
     let listener =
         super::control_socket::listen(&dir.control_socket()).map_err(StartError::Listen)?;

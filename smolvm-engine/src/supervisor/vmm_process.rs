@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -106,19 +106,33 @@ pub(super) fn start(
         }
     };
     let (dial, vmm_dial) = UnixStream::pair().map_err(SpawnError::Spawn)?;
-    let files = open_files(dir, machine)?;
-    let mut descriptors: Vec<_> = files.boot.iter().map(AsFd::as_fd).collect();
-    descriptors.push(vmm_dial.as_fd());
-    descriptors.push(files.base_map.as_fd());
-    descriptors.push(lock.descriptor());
-    descriptors.extend(files.layers.iter().map(AsFd::as_fd));
-    descriptors.extend(files.record.iter().map(AsFd::as_fd));
-    channel::send(&socket, &ToVmm::Start(Box::new(request)), &descriptors)?;
+    let owned = descriptors(dir, machine, lock, vmm_dial, None)?;
+    let borrowed: Vec<_> = owned.iter().map(AsFd::as_fd).collect();
+    channel::send(&socket, &ToVmm::Start(Box::new(request)), &borrowed)?;
     Ok(VmmHandle {
         socket,
         dialer: AgentDialer::new(dial),
         body,
     })
+}
+
+/// All that a VMM gets, in order; `top` is a layer over those of the machine.
+pub(crate) fn descriptors(
+    dir: &MachineDir,
+    machine: &MachineFile,
+    lock: &RunLock,
+    dial: UnixStream,
+    top: Option<File>,
+) -> Result<Vec<OwnedFd>, SpawnError> {
+    let files = open_files(dir, machine)?;
+    let lock = lock.descriptor().try_clone_to_owned();
+    let mut all: Vec<OwnedFd> = files.boot.map(OwnedFd::from).into();
+    all.push(dial.into());
+    all.push(files.base_map.into());
+    all.push(lock.map_err(SpawnError::Spawn)?);
+    let behind = files.layers.into_iter().chain(top).chain(files.record);
+    all.extend(behind.map(OwnedFd::from));
+    Ok(all)
 }
 
 /// What a VMM gets, opened. Order: see [`crate::vmm::messages::StartDescriptors`].

@@ -14,7 +14,7 @@ const FILL_THREADS: usize = 2;
 
 /// Why memory could not be filled.
 #[derive(Debug, Error)]
-pub(super) enum FillError {
+pub(crate) enum FillError {
     #[error("memory at {gpa:#x}")]
     Chunk {
         gpa: u64,

@@ -137,6 +137,8 @@ pub(crate) struct StartMachine {
     pub(crate) branchable: bool,
     /// Go on at the point whose record is the last descriptor, instead of booting.
     pub(crate) restore: bool,
+    /// Run on the software CPU as a deterministic machine that follows from this seed.
+    pub(crate) deterministic: Option<u64>,
 }
 
 /// Descriptors that go with [`ToVmm::Start`], in this order, after them the disk's layers from bottom

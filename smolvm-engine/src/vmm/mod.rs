@@ -13,3 +13,4 @@ mod run;
 mod start;
 
 pub(crate) use run::run;
+pub(crate) use start::{Parts, StartError};

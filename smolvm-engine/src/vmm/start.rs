@@ -23,7 +23,7 @@ use vmm_core::x86::{self, ProfileError};
 
 use super::console::ConsoleSink;
 use super::dial::DialSocket;
-use super::disk::RootDisk;
+use super::disk::{RootDisk, WriteLog};
 use super::fill::{FillError, fill};
 use super::messages::{ConsoleNote, StartDescriptors, StartMachine};
 use crate::backend::{self, BackendError};
@@ -35,7 +35,7 @@ const MAX_BOOT_FILE_BYTES: u64 = 1 << 30;
 
 /// Why a machine could not be started.
 #[derive(Debug, Error)]
-pub(super) enum StartError {
+pub(crate) enum StartError {
     #[error("a descriptor is missing: number {0}")]
     MissingDescriptor(usize),
     #[error("cannot read the {part}")]
@@ -75,7 +75,7 @@ pub(super) enum StartError {
 }
 
 /// What outlives a reset of the guest.
-pub(super) struct Parts {
+pub(crate) struct Parts {
     request: StartMachine,
     // Read again at each boot: in memory they would take as much as a small guest.
     kernel: File,
@@ -84,6 +84,8 @@ pub(super) struct Parts {
     dial: Arc<DialSocket>,
     disk: Arc<LayeredDisk>,
     packs: PackSet,
+    /// Of a deterministic machine.
+    writes: Option<Arc<WriteLog>>,
     hypervisor: Box<dyn Hypervisor>,
     /// The point to go on at, until that was tried.
     restore: Mutex<Option<PointRecord>>,
@@ -93,7 +95,7 @@ pub(super) struct Parts {
 
 impl Parts {
     /// Opens everything that the message and its descriptors name.
-    pub(super) fn open(
+    pub(crate) fn open(
         request: StartMachine,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Self, StartError> {
@@ -128,14 +130,18 @@ impl Parts {
             packs,
             restore: Mutex::new(restore.map(Point::into_record)),
             _lock: lock,
-            hypervisor: backend::open(request.backend)?,
+            writes: request.deterministic.map(|_| Arc::default()),
+            hypervisor: match request.deterministic {
+                Some(_) => backend::open_deterministic()?,
+                None => backend::open(request.backend)?,
+            },
             request,
         })
     }
 
     /// Builds the machine with fresh memory; restores the point if there is one to go on at, else
     /// boots.
-    pub(super) fn start(
+    pub(crate) fn start(
         &self,
         on_event: EventListener,
         on_note: Box<dyn Fn(ConsoleNote) + Send>,
@@ -217,7 +223,11 @@ impl Parts {
             })?;
         Ok(MachineBuilder::new(ram, self.request.vcpus, record)
             .console(Box::new(ConsoleSink::new(console, on_note)))
-            .root_disk(Arc::new(RootDisk(self.disk.clone())))
+            .seed(self.request.deterministic.unwrap_or_default())
+            .root_disk(Arc::new(RootDisk {
+                disk: self.disk.clone(),
+                log: self.writes.clone(),
+            }))
             .vsock(VsockConfig {
                 cid: self.request.vsock_cid,
                 backend: self.dial.clone(),
@@ -229,6 +239,11 @@ impl Parts {
     /// The root disk.
     pub(super) fn disk(&self) -> &LayeredDisk {
         &self.disk
+    }
+
+    /// Of a deterministic machine: the digest of all that was written to the disk so far.
+    pub(crate) fn disk_writes(&self) -> [u8; 32] {
+        self.writes.as_ref().map_or([0; 32], |log| log.digest())
     }
 
     /// Whether written pages are tracked.
