@@ -158,7 +158,10 @@ impl Engine<'_> {
                         true
                     }
                     Ok(_) => true,
-                    Err(_) => false,
+                    Err(_) => {
+                        self.cpu.blame_stack_segment(&op);
+                        false
+                    }
                 }
             }
             Err(_) => false,
@@ -236,6 +239,7 @@ impl Engine<'_> {
                     }
                     self.cpu.retired += i as u64;
                     self.cpu.rip = self.cpu.ip(op);
+                    self.cpu.blame_stack_segment(op);
                     return Err(t);
                 }
             }

@@ -1,8 +1,8 @@
 //! Segment registers, descriptors, and effective addresses.
 
-use crate::cpu::state::{RSP, canonical, efer};
-use crate::cpu::{Cpu, Mode, R, Trap, Trapped};
-use crate::decode::op::{MEM_16, MEM_32, MEM_FLAT, MEM_LIMIT, MEM_SEG, MEM_SIZE, Op};
+use crate::cpu::state::{RBP, RSP, canonical, efer};
+use crate::cpu::{Cpu, Exception, Mode, R, Trap, Trapped};
+use crate::decode::op::{MEM_16, MEM_32, MEM_BASED, MEM_FLAT, MEM_LIMIT, MEM_SEG, MEM_SIZE, Op};
 use crate::int::Int;
 
 pub(crate) const ES: usize = 0;
@@ -251,6 +251,23 @@ impl Cpu {
             e.vector = 12;
         }
         trapped
+    }
+
+    /// After a fault of `op`: the #GP of an access to a non-canonical address is #SS where the operand's
+    /// base is RSP or RBP and no FS or GS is in its way (Intel SDM volume 3, 6.15, interrupt 12).
+    #[cold]
+    pub(crate) fn blame_stack_segment(&mut self, op: &Op) {
+        let Trap::Exception(e) = self.trap else {
+            return;
+        };
+        let on_stack = op.mem & MEM_BASED == 0 && [RSP, RBP].contains(&op.base.into());
+        if e.vector != 13 || e.error != Some(0) || !self.code64() || !on_stack {
+            return;
+        }
+        let first = self.offset(op);
+        if !canonical(first) || !canonical(first.wrapping_add(7)) {
+            self.trap = Trap::Exception(Exception { vector: 12, ..e });
+        }
     }
 
     /// Moves the stack pointer up.

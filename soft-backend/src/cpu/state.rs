@@ -11,6 +11,8 @@ use vmm_core::x86::CpuidTable;
 
 /// Index of RSP in [`Cpu::regs`].
 pub(crate) const RSP: usize = 4;
+/// RBP's number in [`Cpu::regs`].
+pub(crate) const RBP: usize = 5;
 /// Slot of [`Cpu::regs`] that holds the address of the running block's first instruction.
 pub(crate) const BLOCK_IP: u8 = 16;
 /// Slot of [`Cpu::regs`] that is always zero: "no base", "no index".

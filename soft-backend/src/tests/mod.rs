@@ -8,3 +8,4 @@ mod host;
 mod host_diff;
 mod rig;
 mod small_guests;
+mod stack_fault;

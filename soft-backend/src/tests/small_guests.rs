@@ -5,9 +5,9 @@ use crate::cpu::flags;
 use crate::cpu::state::{cr4, efer};
 use crate::run::Stop;
 
-const CODE: u64 = 0x10_0000;
+pub(super) const CODE: u64 = 0x10_0000;
 /// Where handlers of the tests are.
-const HANDLER: u64 = 0x11_0000;
+pub(super) const HANDLER: u64 = 0x11_0000;
 /// A page table for single pages; the 2 MiB at `FINE` are mapped through it.
 const PT: u64 = 0x7000;
 const FINE: u64 = 0x80_0000;
@@ -22,7 +22,7 @@ fn fine_pages(r: &Rig) -> impl Fn(u64) -> u64 + use<> {
 }
 
 /// `mov [address], rax`-free way to see results: handlers end with HLT and the stack is looked at.
-fn frame(r: &Rig, n: u64) -> u64 {
+pub(super) fn frame(r: &Rig, n: u64) -> u64 {
     r.get64(r.cpu.regs[4] + 8 * n)
 }
 
