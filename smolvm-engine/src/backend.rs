@@ -47,7 +47,7 @@ pub(crate) fn open(backend: Backend) -> Result<Box<dyn Hypervisor>, BackendError
         Backend::Soft => Ok(Box::new(soft_backend::open(
             soft_backend::SoftOptions::default(),
         )?)),
-        Backend::Auto => open(choose_now()?),
+        Backend::Auto => open(choose_now()?.backend),
     }
 }
 
@@ -82,9 +82,14 @@ pub(crate) fn choose(wanted: Backend, home: &Home) -> Result<Backend, BackendErr
             return Ok(cached.backend);
         }
     }
-    let backend = choose_now()?;
+    let Choice {
+        backend,
+        passed_over,
+    } = choose_now()?;
     // Only a backend that never gets better within a boot is kept; the cache is an optimisation.
-    if let Ok(bytes) = serde_json::to_vec(&CachedChoice { boot_id, backend }) {
+    if !passed_over.iter().any(may_change)
+        && let Ok(bytes) = serde_json::to_vec(&CachedChoice { boot_id, backend })
+    {
         let kept = crate::home::make_private_dir(&home.cache()).is_ok()
             && replace_file(&path, &bytes).is_ok();
         tracing::debug!(%backend, kept, "backend chosen");
@@ -92,15 +97,78 @@ pub(crate) fn choose(wanted: Backend, home: &Home) -> Result<Backend, BackendErr
     Ok(backend)
 }
 
-fn choose_now() -> Result<Backend, BackendError> {
-    let mut reasons = Vec::new();
+/// The best usable backend, and why those before it are not.
+struct Choice {
+    backend: Backend,
+    passed_over: Vec<HypervisorError>,
+}
+
+fn choose_now() -> Result<Choice, BackendError> {
+    let mut passed_over = Vec::new();
     for backend in PREFERENCE {
         match probe(backend) {
-            Ok(()) => return Ok(backend),
-            Err(error) => reasons.push(error.to_string()),
+            Ok(()) => {
+                return Ok(Choice {
+                    backend,
+                    passed_over,
+                });
+            }
+            Err(error) => passed_over.push(error),
         }
     }
-    Err(BackendError::None { reasons })
+    Err(BackendError::None {
+        reasons: passed_over.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// Whether the host may answer otherwise before its next boot.
+fn may_change(reason: &HypervisorError) -> bool {
+    matches!(reason, HypervisorError::NotPermitted { .. })
+}
+
+/// Refuses a backend asked for by name that this user cannot open, before anything is started.
+pub(crate) fn check_named(wanted: Backend) -> Result<(), BackendError> {
+    match wanted {
+        Backend::Kvm => Ok(kvm_backend::open().map(drop)?),
+        Backend::Auto | Backend::Hvf | Backend::Soft => Ok(()),
+    }
+}
+
+/// Why a machine that takes what there is runs on something slower than KVM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotKvm {
+    /// What is missing.
+    pub reason: String,
+    /// What the user can do about it.
+    pub hint: Option<String>,
+}
+
+impl NotKvm {
+    pub(crate) fn of(wanted: Backend, used: &str) -> Option<Self> {
+        if wanted != Backend::Auto || used == Backend::Kvm.name() {
+            return None;
+        }
+        kvm_backend::open()
+            .err()
+            .filter(may_change)
+            .map(|error| Self {
+                reason: error.to_string(),
+                hint: mend(&error),
+            })
+    }
+}
+
+/// What makes a backend usable that is not, as far as the error tells.
+pub(crate) fn mend(error: &HypervisorError) -> Option<String> {
+    match error {
+        HypervisorError::NotPermitted { .. } => {
+            let user = std::env::var("USER").unwrap_or_else(|_| "$(id -un)".to_owned());
+            Some(format!(
+                "join the group kvm, then log in again: sudo usermod -aG kvm {user}"
+            ))
+        }
+        _ => None,
+    }
 }
 
 /// vCPUs of a machine that does not say how many it wants.

@@ -105,24 +105,22 @@ fn backend_finding(backend: Backend) -> Finding {
             subject,
             good: false,
             detail: crate::error::chain(&error),
-            mend: (backend == Backend::Kvm).then(mend_kvm).flatten(),
+            mend: backend::mend(&error).or_else(|| mend_host(backend)),
         },
     }
 }
 
-fn mend_kvm() -> Option<String> {
-    if !cfg!(target_os = "linux") {
+/// What makes the host itself able to run a backend.
+fn mend_host(backend: Backend) -> Option<String> {
+    if backend != Backend::Kvm || !cfg!(target_os = "linux") {
         return None;
     }
-    Some(if !Path::new(KVM_DEVICE).exists() {
+    Some(if Path::new(KVM_DEVICE).exists() {
+        "have nested virtualization switched on by whoever runs this host".to_owned()
+    } else {
         "switch virtualization on in the firmware, or nested virtualization where this host is itself \
          a virtual machine; then as root: modprobe kvm_intel || modprobe kvm_amd"
             .to_owned()
-    } else if access(KVM_DEVICE, Access::READ_OK | Access::WRITE_OK).is_err() {
-        let user = std::env::var("USER").unwrap_or_else(|_| "$(id -un)".to_owned());
-        format!("join the group kvm, then log in again: sudo usermod -aG kvm {user}")
-    } else {
-        "have nested virtualization switched on by whoever runs this host".to_owned()
     })
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use agent_protocol::client::Connection;
 
 use crate::artifact::staging;
+use crate::backend::{self, NotKvm};
 use crate::channel::{self, ChannelError};
 use crate::create::{CreateOptions, io_error};
 use crate::error::EngineError;
@@ -101,6 +102,8 @@ pub struct Started {
     pub was_running: bool,
     /// The backend in use.
     pub backend: String,
+    /// Why it is not KVM, and what the user can do about that.
+    pub not_kvm: Option<NotKvm>,
 }
 
 /// What [`Engine::stop`] did.
@@ -272,9 +275,11 @@ impl Engine {
             return Ok(Started {
                 created,
                 was_running: true,
+                not_kvm: None,
                 backend,
             });
         }
+        backend::check_named(file.spec.backend)?;
         if file.branchable != options.branchable || (options.cold && file.restore.is_some()) {
             file.branchable = options.branchable;
             if options.cold {
@@ -296,6 +301,7 @@ impl Engine {
             StartReport::Ready { backend } => Ok(Started {
                 created,
                 was_running: false,
+                not_kvm: NotKvm::of(file.spec.backend, &backend),
                 backend,
             }),
             StartReport::AgentSilent { message } => Err(EngineError::AgentSilent {

@@ -8,7 +8,7 @@ use agent_protocol::client::ClientError;
 use cas_store::StoreError;
 use thiserror::Error;
 
-use crate::backend::BackendError;
+use crate::backend::{self, BackendError};
 use crate::channel::ChannelError;
 use crate::home::HomeError;
 use crate::image::ImageError;
@@ -292,7 +292,13 @@ impl EngineError {
             }
             Self::Image(error) => error.hint(),
             Self::Kernel(error) => error.hint(),
-            Self::Backend(_) => Some("see what this host can do with: smolvm doctor".to_owned()),
+            Self::Backend(error) => Some(
+                match error {
+                    BackendError::Unusable(reason) => backend::mend(reason),
+                    BackendError::None { .. } => None,
+                }
+                .unwrap_or_else(|| "see what this host can do with: smolvm doctor".to_owned()),
+            ),
             _ => None,
         }
     }

@@ -30,6 +30,14 @@ pub enum HypervisorError {
         /// Why, for a person.
         reason: String,
     },
+    /// The backend's device is there, but this user may not open it.
+    #[error("{backend} is not usable here: no permission to open {device}")]
+    NotPermitted {
+        /// Name of the backend.
+        backend: &'static str,
+        /// The device, a path.
+        device: &'static str,
+    },
     /// More vCPUs than the backend runs.
     #[error("{requested} vCPUs requested, {backend} runs at most {limit}")]
     TooManyVcpus {

@@ -21,6 +21,14 @@ impl Totals {
         }
     }
 
+    /// One test that cannot run here.
+    pub fn one_skipped() -> Self {
+        Self {
+            skipped: 1,
+            ..Self::default()
+        }
+    }
+
     /// Adds other numbers to these.
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;

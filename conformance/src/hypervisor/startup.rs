@@ -205,3 +205,75 @@ pub fn a_waiting_vcpu_is_saved(hypervisor: &dyn Hypervisor) {
         second.join().expect("the second vCPU");
     });
 }
+
+/// As many vCPUs as a machine may have.
+const MANY: usize = 16;
+/// Where [`STARTS_ALL`] has the number of the other vCPUs.
+const OTHERS_AT: usize = 0x2c;
+
+#[rustfmt::skip]
+const STARTS_ALL: &[u8] = &[
+    0xbb, 0x00, 0x00, 0xe0, 0xfe, // mov ebx,0xfee00000
+    0xc7, 0x83, 0xf0, 0x00, 0x00, 0x00, 0xff, 0x01, 0x00, 0x00, // mov DWORD PTR [rbx+0xf0],0x1ff
+    0xc7, 0x83, 0x00, 0x03, 0x00, 0x00, 0x00, 0x45, 0x0c, 0x00, // mov DWORD PTR [rbx+0x300],0xc4500
+    0xc7, 0x83, 0x00, 0x03, 0x00, 0x00, 0x04, 0x46, 0x0c, 0x00, // mov DWORD PTR [rbx+0x300],0xc4604
+    // wait:
+    0xf3, 0x90, // pause
+    0x83, 0x3c, 0x25, 0x00, 0x80, 0x00, 0x00, 0x0f, // cmp DWORD PTR ds:0x8000,0xf
+    0x75, 0xf4, // jne wait
+    0x8b, 0x04, 0x25, 0x04, 0x80, 0x00, 0x00, // mov eax,DWORD PTR ds:0x8004
+    0xe7, 0xe0, // out 0xe0,eax
+    0xc7, 0x04, 0x25, 0x08, 0x80, 0x00, 0x00, 0x01, 0x00, 0x00, 0x00, // mov DWORD PTR ds:0x8008,0x1
+    0xe6, 0xf4, // out 0xf4,al
+    // stop:
+    0xf4, // hlt
+    0xeb, 0xfd, // jmp stop
+];
+#[rustfmt::skip]
+const ONE_OF_MANY: &[u8] = &[
+    0xb8, 0x00, 0x08, // mov ax,0x800
+    0x8e, 0xd8, // mov ds,ax
+    0x66, 0xb8, 0x01, 0x00, 0x00, 0x00, // mov eax,0x1
+    0x0f, 0xa2, // cpuid
+    0x66, 0xc1, 0xeb, 0x18, // shr ebx,0x18
+    0x66, 0xf0, 0x0f, 0xab, 0x1e, 0x04, 0x00, // lock bts DWORD PTR ds:0x4,ebx
+    0x66, 0xf0, 0xff, 0x06, 0x00, 0x00, // lock inc DWORD PTR ds:0x0
+    // wait:
+    0xf3, 0x90, // pause
+    0x66, 0x83, 0x3e, 0x08, 0x00, 0x01, // cmp DWORD PTR ds:0x8,0x1
+    0x75, 0xf6, // jne wait
+    0xe6, 0xf4, // out 0xf4,al
+    // stop:
+    0xf4, // hlt
+    0xeb, 0xfd, // jmp stop
+];
+
+/// One start-up message to all others starts sixteen vCPUs, or as many as the backend runs, each
+/// under its own id; all run at once.
+pub fn sixteen_vcpus_are_started(hypervisor: &dyn Hypervisor) {
+    let count = MANY.min(hypervisor.capabilities().max_vcpus) as u8;
+    let vm = TestVm::new(hypervisor, count);
+    let mut starts_all = STARTS_ALL.to_vec();
+    starts_all[OTHERS_AT] = count - 1;
+    vm.place(start::CODE, &starts_all);
+    vm.place(SECOND_CODE, ONE_OF_MANY);
+    let mut first = vm.bind(0);
+    first.load(&start::long_mode());
+    let loaded = Barrier::new(usize::from(count));
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..count)
+            .map(|index| {
+                let binder = vm.binder(index);
+                let loaded = &loaded;
+                scope.spawn(move || run_second(binder, &X86VcpuState::reset(index), loaded))
+            })
+            .collect();
+        loaded.wait();
+        // A bit for each id but the first vCPU's.
+        assert_eq!(first.run_until_done(), [(1 << count) - 2]);
+        for other in others {
+            let (_, state) = other.join().expect("a vCPU");
+            assert_eq!(state.system.cs.base, SECOND_CODE);
+        }
+    });
+}

@@ -17,6 +17,8 @@ use super::vcpu::KvmVcpuBinder;
 use super::vm::KvmVm;
 use crate::NAME;
 
+/// Where KVM is.
+const DEVICE: &str = "/dev/kvm";
 /// The newest and only version of KVM's API.
 const KVM_API_VERSION: i32 = 12;
 /// A guest's TSC may differ from the recorded rate by this many parts per million without scaling
@@ -45,7 +47,7 @@ pub(crate) struct Kvm {
 
 impl Kvm {
     pub(crate) fn open() -> Result<Self, HypervisorError> {
-        let kvm = kvm_ioctls::Kvm::new().map_err(|error| unavailable(&open_advice(error)))?;
+        let kvm = kvm_ioctls::Kvm::new().map_err(open_error)?;
         if kvm.get_api_version() != KVM_API_VERSION {
             return Err(unavailable("its API version is not 12"));
         }
@@ -140,14 +142,16 @@ fn unavailable(reason: &str) -> HypervisorError {
     }
 }
 
-fn open_advice(error: kvm_ioctls::Error) -> String {
+fn open_error(error: kvm_ioctls::Error) -> HypervisorError {
     match error.errno() {
-        libc::ENOENT => {
-            "/dev/kvm does not exist: no hardware virtualization, or the kernel module is not loaded"
-                .to_owned()
-        }
-        libc::EACCES => "no permission to open /dev/kvm: add the user to group kvm".to_owned(),
-        _ => format!("/dev/kvm cannot be opened: {error}"),
+        libc::EACCES | libc::EPERM => HypervisorError::NotPermitted {
+            backend: NAME,
+            device: DEVICE,
+        },
+        libc::ENOENT => unavailable(
+            "/dev/kvm does not exist: no hardware virtualization, or the kernel module is not loaded",
+        ),
+        _ => unavailable(&format!("/dev/kvm cannot be opened: {error}")),
     }
 }
 

@@ -27,6 +27,12 @@ pub(crate) fn start(engine: &Engine, printer: &Printer, args: StartArgs) -> Resu
         let from = describe::origin(&origin);
         printer.line(&format!("Created '{name}' from {from}"))?;
     }
+    if let Some(not_kvm) = &started.not_kvm {
+        printer.warning(&format!("slower than it could be: {}", not_kvm.reason));
+        if let Some(hint) = &not_kvm.hint {
+            printer.note(&format!("hint: {hint}"));
+        }
+    }
     let line = if started.was_running {
         format!("'{name}' runs already")
     } else {

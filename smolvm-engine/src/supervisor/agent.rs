@@ -14,8 +14,20 @@ use crate::channel::{self, ChannelError};
 
 /// Pause between two attempts to reach an agent that does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// How long one attempt may wait for the hello.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the first attempt may wait for the hello. One that took so long was answered too late,
+/// by a guest that has little of the host's time: the next may take twice as long.
+const FIRST_HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long an attempt may wait for the hello at most.
+const LAST_HELLO_TIMEOUT: Duration = Duration::from_secs(32);
+
+/// How long an agent is waited for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// Without any sign of life of the guest.
+    pub(super) silence: Duration,
+    /// In all, with signs of life but without an answer.
+    pub(super) at_most: Duration,
+}
 
 /// A connection on which control calls are made.
 pub(super) type AgentConnection = Connection<UnixStream, UnixStream>;
@@ -79,21 +91,103 @@ impl AgentDialer {
         call_timeout: Duration,
         ended: impl Fn() -> bool,
     ) -> Result<AgentConnection, AgentError> {
-        let deadline = Instant::now() + patience;
+        let patience = Patience {
+            silence: patience,
+            at_most: patience,
+        };
+        self.connect_to_living(patience, call_timeout, ended, || 0)
+    }
+
+    /// As [`AgentDialer::connect`]; the time of silence begins anew whenever `sign_of_life` gives
+    /// another value, so that a guest on a slow host is waited for as long as it gets on.
+    pub(super) fn connect_to_living(
+        &self,
+        patience: Patience,
+        call_timeout: Duration,
+        ended: impl Fn() -> bool,
+        sign_of_life: impl Fn() -> u64,
+    ) -> Result<AgentConnection, AgentError> {
+        let begin = Instant::now();
+        let mut sign = sign_of_life();
+        let mut silent_since = begin;
+        let mut hello_timeout = FIRST_HELLO_TIMEOUT;
         loop {
             if ended() {
                 return Err(AgentError::Ended);
             }
+            let attempt = Instant::now();
+            let deadline = (silent_since + patience.silence).min(begin + patience.at_most);
+            // The last attempt may come late, but it gets some time.
+            let left = deadline.saturating_duration_since(attempt).max(RETRY_PAUSE);
             let stream = self.dial()?;
-            stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+            stream.set_read_timeout(Some(hello_timeout.min(left)))?;
             if let Ok(connection) = Connection::open(stream.try_clone()?, stream.try_clone()?) {
                 stream.set_read_timeout(Some(call_timeout))?;
                 return Ok(connection);
             }
-            if Instant::now() >= deadline {
-                return Err(AgentError::Silent(patience));
+            let now = Instant::now();
+            let next = sign_of_life();
+            if next != sign {
+                (sign, silent_since) = (next, now);
+            }
+            let silent = now >= silent_since + patience.silence;
+            if silent || now >= begin + patience.at_most {
+                return Err(AgentError::Silent(now - begin));
+            }
+            if now - attempt >= hello_timeout {
+                hello_timeout = (hello_timeout * 2).min(LAST_HELLO_TIMEOUT);
             }
             std::thread::sleep(RETRY_PAUSE);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// A dialer whose VMM closes each connection at once, as a guest without an agent does.
+    fn without_agent() -> AgentDialer {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || while channel::receive::<u32>(&theirs).is_ok() {});
+        AgentDialer::new(ours)
+    }
+
+    #[test]
+    fn patience_lasts_as_long_as_there_are_signs_of_life() {
+        let looks = Cell::new(0);
+        let living = || {
+            looks.set(looks.get() + 1);
+            looks.get().min(20)
+        };
+        // Any two looks are further apart than the silence that is allowed.
+        let patience = Patience {
+            silence: RETRY_PAUSE / 2,
+            at_most: Duration::from_secs(3600),
+        };
+        let dialer = without_agent();
+        let result = dialer.connect_to_living(patience, RETRY_PAUSE, || false, living);
+        assert!(matches!(result, Err(AgentError::Silent(_))));
+        assert!(looks.get() > 20, "given up after {} looks", looks.get());
+    }
+
+    #[test]
+    fn a_guest_without_signs_of_life_is_given_up() {
+        let result = without_agent().connect(Duration::ZERO, RETRY_PAUSE, || false);
+        assert!(matches!(result, Err(AgentError::Silent(_))));
+    }
+
+    #[test]
+    fn the_end_of_the_machine_ends_the_attempts() {
+        let attempts = Cell::new(0);
+        let ended = || {
+            attempts.set(attempts.get() + 1);
+            attempts.get() > 3
+        };
+        let patience = Duration::from_secs(3600);
+        let result = without_agent().connect(patience, patience, ended);
+        assert!(matches!(result, Err(AgentError::Ended)));
     }
 }

@@ -13,6 +13,7 @@ mod identity;
 mod record;
 mod run;
 mod serve;
+mod set_up;
 mod vmm_process;
 
 pub(crate) use agent::{AgentDialer, AgentError};

@@ -10,8 +10,9 @@ use thiserror::Error;
 
 use super::agent::{AgentDialer, AgentError};
 use super::checkpoint::CaptureState;
-use super::identity::{self, IdentityError, SEED_BYTES};
+use super::identity::IdentityError;
 use super::serve;
+use super::set_up::set_up_guest;
 use super::vmm_process::{self, SpawnError, VmmHandle};
 use crate::backend::{self, BackendError};
 use crate::channel::{self, ChannelError};
@@ -24,10 +25,6 @@ use crate::point::{PointError, read_point, record_file_name, sync_directory};
 use crate::process::ProcessModel;
 use crate::vmm::messages::{ConsoleNote, EndReason, FromVmm, StartMachine, ToVmm};
 
-/// How long a guest may take from its start until its agent answers.
-pub(crate) const AGENT_PATIENCE: Duration = Duration::from_secs(120);
-/// How long one control call to the agent may take.
-const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The context id of every guest: each has a vsock of its own.
 pub(crate) const GUEST_CID: u64 = 3;
 /// How long a VMM that was told to end may take.
@@ -194,6 +191,10 @@ impl Shared {
 
     pub(super) fn is_ready(&self) -> bool {
         self.live().ready
+    }
+
+    pub(super) fn set_ready(&self) {
+        self.change(|live| live.ready = true);
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -477,83 +478,13 @@ fn record_end(shared: &Shared, reason: &EndReason) {
     }
 }
 
-fn change_file(
+pub(super) fn change_file(
     dir: &MachineDir,
     change: impl FnOnce(&mut MachineFile),
 ) -> Result<(), MachineDirError> {
     if let Some(mut machine) = dir.read()? {
         change(&mut machine);
         dir.write(&machine)?;
-    }
-    Ok(())
-}
-
-/// Waits for the agent and gives the guest what it needs before anybody works in it.
-fn set_up_guest(shared: &Shared) -> StartReport {
-    let result = set_up(shared);
-    match result {
-        Ok(()) => {
-            shared.change(|live| live.ready = true);
-            StartReport::Ready {
-                backend: shared.backend.clone(),
-            }
-        }
-        Err(error) if shared.has_ended() => {
-            shared.wait_finished();
-            let state = shared
-                .dir
-                .read()
-                .ok()
-                .flatten()
-                .map(|machine| machine.state);
-            let why = match state {
-                Some(RecordedState::Failed { reason }) => reason,
-                _ => chain(&error),
-            };
-            StartReport::Failed {
-                message: format!("the guest ended while it started: {why}"),
-            }
-        }
-        Err(error) => StartReport::AgentSilent {
-            message: chain(&error),
-        },
-    }
-}
-
-/// Why a guest could not be set up.
-#[derive(Debug, Error)]
-enum SetUpError {
-    #[error(transparent)]
-    Agent(#[from] AgentError),
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
-    #[error(transparent)]
-    Dir(#[from] MachineDirError),
-    #[error("the connection to the agent cannot be bounded in time")]
-    Timeout(#[from] std::io::Error),
-}
-
-fn set_up(shared: &Shared) -> Result<(), SetUpError> {
-    let mut agent = shared
-        .dialer
-        .connect(AGENT_PATIENCE, CALL_TIMEOUT, || shared.has_ended())?;
-    let call = |call| move |source| AgentError::Call { call, source };
-    agent.set_clock_to_now().map_err(call("clock"))?;
-    agent
-        .reseed(&identity::random::<SEED_BYTES>()?, identity::random()?)
-        .map_err(call("reseed"))?;
-    agent
-        .resize_root()
-        .map_err(call("resize of the root file system"))?;
-    let Some(machine) = shared.dir.read()? else {
-        return Ok(());
-    };
-    if !machine.has_identity && !machine.keep_identity {
-        let identity = identity::new_identity(&machine.name)?;
-        agent
-            .set_identity(&identity)
-            .map_err(call("new identity"))?;
-        change_file(&shared.dir, |machine| machine.has_identity = true)?;
     }
     Ok(())
 }

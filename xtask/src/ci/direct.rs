@@ -55,10 +55,7 @@ pub fn examples(workspace: &Workspace, _options: &Options) -> Result<Totals> {
             skipped |= line.starts_with(crate::totals::SKIP_PREFIX);
         })?;
         let result = match (status.success(), skipped) {
-            (true, true) => Totals {
-                skipped: 1,
-                ..Totals::default()
-            },
+            (true, true) => Totals::one_skipped(),
             (passed, _) => Totals::one(passed),
         };
         output::line(format_args!("example {name}: {result}"));
@@ -71,7 +68,7 @@ pub fn examples(workspace: &Workspace, _options: &Options) -> Result<Totals> {
 pub fn end_to_end(workspace: &Workspace, options: &Options) -> Result<Totals> {
     let items: Vec<Item> = select::select(workspace, &[], None)?
         .into_iter()
-        .filter(|item| item.smolvm && item.account == Account::User)
+        .filter(|item| item.smolvm && item.account != Account::Root)
         .filter(|item| options.long || !LONG_ITEMS.contains(&item.name.as_str()))
         .collect();
     let mut totals = Totals::default();

@@ -81,10 +81,10 @@ const STEPS: &[Step] = &[
     },
     Step {
         name: "vmtest",
-        // End-to-end scripts take minutes each on doubly emulated processors.
+        // Some end-to-end tests take minutes each on doubly emulated processors.
         run: |_, options| match options.long {
-            true => emulated(options, &[]),
-            false => emulated(options, &["-p=kvm-backend"]),
+            true => emulated(options, &["--timeout=7200"]),
+            false => emulated(options, &["--short"]),
         },
     },
     Step {

@@ -36,12 +36,15 @@ environment=(
 )
 
 run_job() { # path of the job
-    local id=${1##*/} account=smol
-    case $id in *.root) account=root ;; esac
+    local id=${1##*/} account=smol groups=--init-groups
+    case $id in
+    *.root) account=root ;;
+    *.outsider) groups=--clear-groups ;;
+    esac
     printf '\n%s start %s\n' "$token" "$id" >&4
     (
         cd /tmp && exec timeout -k 10 "$job_timeout" \
-            setpriv --reuid "$account" --regid "$account" --init-groups --inh-caps=-all \
+            setpriv --reuid "$account" --regid "$account" "$groups" --inh-caps=-all \
             env -i "${environment[@]}" /bin/bash "$1"
     ) < /dev/null >&4 2>&4
     printf '\n%s done %s %s\n' "$token" "$id" "$?" >&4

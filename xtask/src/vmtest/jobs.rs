@@ -92,6 +92,7 @@ impl Payload {
         };
         let ending = match item.account {
             Account::User => "user",
+            Account::Outsider => "outsider",
             Account::Root => "root",
         };
         let id = format!("{file}.{ending}");
@@ -189,6 +190,7 @@ mod tests {
             kind: Kind::Harness,
             account: Account::Root,
             smolvm: false,
+            long: false,
         };
         payload.add(&item, Some("it's $HOME")).unwrap();
         let job = &payload.jobs[0];

@@ -53,6 +53,9 @@ pub struct Options {
     /// Run only tests of this package (may be repeated) [default: all that ask for it in their manifest]
     #[arg(short, long = "package", value_name = "PACKAGE")]
     packages: Vec<String>,
+    /// Leave out what takes minutes each (packages say so in their manifests)
+    #[arg(long)]
+    short: bool,
     /// Run this script as an ordinary user, instead of tests; its exit code is returned. With
     /// --shell: run it before the shell, on the same terminal
     #[arg(long, value_name = "FILE", conflicts_with_all = ["filter", "packages"])]
@@ -134,7 +137,8 @@ pub fn run(options: &Options) -> Result<Outcome> {
         !options.bare
     } else {
         let filter = options.filter.as_deref();
-        let items = select::select(&workspace, &options.packages, filter)?;
+        let mut items = select::select(&workspace, &options.packages, filter)?;
+        items.retain(|item| !(options.short && item.long));
         for item in &items {
             payload.add(item, filter)?;
         }
@@ -171,6 +175,7 @@ fn script_item(script: &Path) -> Item {
         kind: Kind::Script,
         account: Account::User,
         smolvm: true,
+        long: false,
     }
 }
 

@@ -1,7 +1,7 @@
 //! What of the workspace runs in the emulated host: test executables and scripts.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::report::Kind;
 use super::tags::{self, Tagged};
@@ -13,6 +13,8 @@ use crate::error::{Error, Result};
 pub enum Account {
     /// An ordinary user, in group kvm.
     User,
+    /// The same user, but not in group kvm.
+    Outsider,
     /// The superuser.
     Root,
 }
@@ -30,6 +32,8 @@ pub struct Item {
     pub account: Account,
     /// Whether it needs `$SMOLVM` and a prepared `$SMOLVM_HOME`.
     pub smolvm: bool,
+    /// Whether it takes minutes in the emulated host.
+    pub long: bool,
 }
 
 /// Builds and lists what the tagged packages (or those of them that are named) run; scripts are
@@ -57,7 +61,14 @@ pub fn select(
                 add_tests(found, executable, &mut items);
             }
         }
-        add_scripts(found, filter, &mut items)?;
+        for (folder, account) in [
+            (&found.section.scripts, Account::User),
+            (&found.section.scripts_without_kvm, Account::Outsider),
+        ] {
+            if let Some(folder) = folder {
+                add_scripts(found, folder, account, filter, &mut items)?;
+            }
+        }
     }
     Ok(items)
 }
@@ -81,15 +92,23 @@ fn add_tests(found: &Tagged<'_>, executable: &TestExecutable, items: &mut Vec<It
                 kind: Kind::Harness,
                 account,
                 smolvm: found.section.smolvm,
+                long: is_long(found, target),
             });
         }
     }
 }
 
-fn add_scripts(found: &Tagged<'_>, filter: Option<&str>, items: &mut Vec<Item>) -> Result<()> {
-    let Some(folder) = &found.section.scripts else {
-        return Ok(());
-    };
+fn is_long(found: &Tagged<'_>, name: &str) -> bool {
+    found.section.long.iter().any(|listed| listed == name)
+}
+
+fn add_scripts(
+    found: &Tagged<'_>,
+    folder: &Path,
+    account: Account,
+    filter: Option<&str>,
+    items: &mut Vec<Item>,
+) -> Result<()> {
     let folder = found.package.manifest_path.with_file_name("").join(folder);
     let mut scripts = Vec::new();
     for entry in fs::read_dir(&folder).map_err(Error::file("read", &folder))? {
@@ -100,15 +119,20 @@ fn add_scripts(found: &Tagged<'_>, filter: Option<&str>, items: &mut Vec<Item>) 
     }
     scripts.sort();
     for path in scripts {
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let stem = path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         let name = format!("{}::script::{stem}", found.package.name);
         if filter.is_none_or(|filter| name.contains(filter)) {
             items.push(Item {
                 name,
                 path,
                 kind: Kind::Script,
-                account: Account::User,
+                account,
                 smolvm: found.section.smolvm,
+                long: is_long(found, &stem),
             });
         }
     }

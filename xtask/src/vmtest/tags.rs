@@ -5,6 +5,8 @@
 //! tests = ["lib", "vcpu"]          # unit tests and integration tests, run as an ordinary user
 //! root-tests = ["smoke"]           # those that run as root
 //! scripts = "tests/scenarios"      # a folder of shell scripts, each one test
+//! scripts-without-kvm = "tests/x"  # the same, run by a user who may not open /dev/kvm
+//! long = ["save"]                  # tests and scripts that --short leaves out
 //! smolvm = true                    # needs the binary, a kernel and the image `debian`
 //! ```
 
@@ -25,6 +27,10 @@ pub struct Section {
     pub root_tests: Vec<String>,
     /// Folder of scripts, relative to the package.
     pub scripts: Option<PathBuf>,
+    /// Folder of scripts, relative to the package, for a user who may not open `/dev/kvm`.
+    pub scripts_without_kvm: Option<PathBuf>,
+    /// Names of tests and scripts that take minutes there.
+    pub long: Vec<String>,
     /// Whether `$SMOLVM` and a prepared `$SMOLVM_HOME` are needed.
     pub smolvm: bool,
 }

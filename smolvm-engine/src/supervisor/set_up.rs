@@ -1,0 +1,95 @@
+//! What a guest gets between its start and the moment at which anybody works in it.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::agent::{AgentError, Patience};
+use super::identity::{self, IdentityError, SEED_BYTES};
+use super::run::{Shared, StartReport, change_file};
+use crate::error::chain;
+use crate::machine::{MachineDirError, RecordedState};
+
+/// A guest that starts is silent when its agent does not answer and its console says nothing more. On
+/// a host that has little time for it a boot takes minutes, but it gets on.
+const AGENT_PATIENCE: Patience = Patience {
+    silence: Duration::from_secs(120),
+    at_most: Duration::from_secs(600),
+};
+/// How long one control call to the agent may take.
+const CALL_TIMEOUT: Duration = AGENT_PATIENCE.silence;
+
+/// Waits for the agent and gives the guest what it needs before anybody works in it.
+pub(super) fn set_up_guest(shared: &Shared) -> StartReport {
+    let result = set_up(shared);
+    match result {
+        Ok(()) => {
+            shared.set_ready();
+            StartReport::Ready {
+                backend: shared.backend.clone(),
+            }
+        }
+        Err(error) if shared.has_ended() => {
+            shared.wait_finished();
+            let state = shared
+                .dir
+                .read()
+                .ok()
+                .flatten()
+                .map(|machine| machine.state);
+            let why = match state {
+                Some(RecordedState::Failed { reason }) => reason,
+                _ => chain(&error),
+            };
+            StartReport::Failed {
+                message: format!("the guest ended while it started: {why}"),
+            }
+        }
+        Err(error) => StartReport::AgentSilent {
+            message: chain(&error),
+        },
+    }
+}
+
+/// Why a guest could not be set up.
+#[derive(Debug, Error)]
+enum SetUpError {
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Dir(#[from] MachineDirError),
+    #[error("the connection to the agent cannot be bounded in time")]
+    Timeout(#[from] std::io::Error),
+}
+
+fn set_up(shared: &Shared) -> Result<(), SetUpError> {
+    let console = shared.dir.console_log();
+    let console_bytes = || std::fs::metadata(&console).map_or(0, |log| log.len());
+    let mut agent = shared.dialer.connect_to_living(
+        AGENT_PATIENCE,
+        CALL_TIMEOUT,
+        || shared.has_ended(),
+        console_bytes,
+    )?;
+    let call = |call| move |source| AgentError::Call { call, source };
+    agent.set_clock_to_now().map_err(call("clock"))?;
+    agent
+        .reseed(&identity::random::<SEED_BYTES>()?, identity::random()?)
+        .map_err(call("reseed"))?;
+    agent
+        .resize_root()
+        .map_err(call("resize of the root file system"))?;
+    let Some(machine) = shared.dir.read()? else {
+        return Ok(());
+    };
+    if !machine.has_identity && !machine.keep_identity {
+        let identity = identity::new_identity(&machine.name)?;
+        agent
+            .set_identity(&identity)
+            .map_err(call("new identity"))?;
+        change_file(&shared.dir, |machine| machine.has_identity = true)?;
+    }
+    Ok(())
+}
