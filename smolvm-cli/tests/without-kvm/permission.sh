@@ -3,8 +3,8 @@
 set -eu
 smolvm=${SMOLVM:-smolvm} dir=$(mktemp -d)
 cd "$dir"
-[ -e /dev/kvm ] || { echo "skipped: permission: there is no /dev/kvm"; exit 0; }
-[ ! -w /dev/kvm ] || { echo "skipped: permission: this user may open /dev/kvm"; exit 0; }
+[ -e /dev/kvm ] || { echo "skipped: permission: there is no /dev/kvm"; exit 77; }
+[ ! -w /dev/kvm ] || { echo "skipped: permission: this user may open /dev/kvm"; exit 77; }
 unset SMOLVM_BACKEND
 # A home of its own: which backend is best is remembered there.
 outer=${SMOLVM_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/smolvm}

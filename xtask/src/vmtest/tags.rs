@@ -79,5 +79,42 @@ fn section(package: &Package) -> Result<Option<Section>> {
             return Err(problem(format!("no test target {name}")));
         }
     }
+    if let Some(name) = section
+        .long
+        .iter()
+        .find(|name| !names(package, &section, name))
+    {
+        return Err(problem(format!("`long` has {name}, no test and no script")));
+    }
     Ok(Some(section))
+}
+
+/// Whether the section has a test or script of this name.
+fn names(package: &Package, section: &Section, name: &str) -> bool {
+    let is_test = |list: &[String]| list.iter().any(|listed| listed == name);
+    let folders = section.scripts.iter().chain(&section.scripts_without_kvm);
+    let folder_of = |folder: &PathBuf| package.manifest_path.with_file_name("").join(folder);
+    is_test(&section.tests)
+        || is_test(&section.root_tests)
+        || folders
+            .map(folder_of)
+            .any(|folder| folder.join(format!("{name}.sh")).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_as_long_must_be_there() {
+        let workspace = Workspace::read().unwrap();
+        let tagged = read(&workspace, &[]).unwrap();
+        let found = tagged
+            .iter()
+            .find(|found| found.package.name == "smolvm-cli")
+            .unwrap();
+        assert!(names(found.package, &found.section, "agent-loop"));
+        assert!(names(found.package, &found.section, "permission"));
+        assert!(!names(found.package, &found.section, "agent-lop"));
+    }
 }
