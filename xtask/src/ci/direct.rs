@@ -18,7 +18,7 @@ use crate::{output, process};
 const JOB_LIMIT_SECONDS: u32 = 900;
 
 /// Many guests each: minutes, so with `--long` only.
-const LONG_ITEMS: &[&str] = &["conformance::save"];
+const LONG_ITEMS: &[&str] = &["conformance::save", "smolvm-cli::script::vcpus"];
 
 /// Debian's account that owns nothing; tests run as it where this program is root.
 const NOBODY: &str = "65534";
