@@ -35,6 +35,8 @@ pub struct Finding {
 pub enum Subject {
     /// A backend: whether it can run a machine here.
     Backend(Backend),
+    /// How the memory of a point comes back.
+    Restore,
     /// The kernel that machines get by default.
     Kernel,
     /// The image that machines get by default.
@@ -50,6 +52,7 @@ impl Subject {
     pub fn kind(self) -> &'static str {
         match self {
             Self::Backend(_) => "backend",
+            Self::Restore => "restore",
             Self::Kernel => "kernel",
             Self::Image => "image",
             Self::Tool(_) => "tool",
@@ -63,6 +66,7 @@ impl Subject {
             Self::Backend(backend) => backend.name(),
             Self::Tool(name) => name,
             Self::Kernel | Self::Image => "default",
+            Self::Restore => "memory",
             Self::Disk => "home",
         }
     }
@@ -89,6 +93,9 @@ impl Engine {
     pub fn doctor(&self) -> Report {
         let mut findings: Vec<Finding> = PREFERENCE.into_iter().map(backend_finding).collect();
         let root = self.home().root();
+        // The one form so far, on every backend.
+        let form = "read whole before the machine goes on".to_owned();
+        findings.push(good(Subject::Restore, form));
         findings.push(kernel_finding(root));
         findings.push(image_finding(root));
         findings.extend(TOOLS.iter().map(tool_finding));
