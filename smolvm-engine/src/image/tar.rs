@@ -4,21 +4,28 @@
 //! octal fields, times below a second, extended attributes, devices, sparse
 //! files of GNU tar in all its forms) and everything read into memory has a
 //! limit. Spec: POSIX.1-2017 `pax`, GNU tar manual "Basic Tar Format".
+//!
+//! The crate `tar` (0.4.46) does not do here: it takes a newline in an extended attribute, which is
+//! binary (file capabilities), for the end of a record and then overlooks those behind it, sizes
+//! included; it reads a header of any length into memory; and it hands out sparse files of the
+//! pax format as they are stored.
+
+mod header;
+mod pax;
+mod sparse;
 
 use std::io::{self, Read};
 
-use super::spool::MAX_FILE_BYTES;
 use super::tree::{Device, MAX_PATH_BYTES, Timestamp, Xattrs};
+use header::{Header, until_nul};
+use pax::{Extensions, parse_pax};
+use sparse::SparseData;
 
 const RECORD_BYTES: usize = 512;
 /// Largest pax header or long name record.
 const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 /// Most header records (pax, long names) in front of one entry.
 const MAX_EXTENSIONS: usize = 64;
-/// Most segments of one sparse file.
-const MAX_SPARSE_SEGMENTS: usize = 65536;
-/// Prefixes under which archivers keep extended attributes in pax headers.
-const XATTR_PREFIX: &str = "SCHILY.xattr.";
 
 /// What an entry is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,27 +102,6 @@ pub(crate) struct TarReader<R> {
     padding: u64,
     /// Whether the end of the input without an end marker is an error.
     strict_end: bool,
-}
-
-/// Values from extended headers that override the fixed one.
-#[derive(Default)]
-struct Extensions {
-    path: Option<Vec<u8>>,
-    link: Option<Vec<u8>>,
-    size: Option<u64>,
-    uid: Option<u32>,
-    gid: Option<u32>,
-    mtime: Option<Timestamp>,
-    xattrs: Xattrs,
-    sparse: SparseHeaders,
-}
-
-#[derive(Default)]
-struct SparseHeaders {
-    name: Option<Vec<u8>>,
-    real_size: Option<u64>,
-    major: Option<u64>,
-    numbers: Vec<u64>,
 }
 
 impl<R: Read> TarReader<R> {
@@ -233,93 +219,6 @@ impl<R: Read> TarReader<R> {
         Ok(entry)
     }
 
-    /// Sparse map in the header and in records behind it (GNU "oldgnu").
-    fn old_gnu_sparse(&mut self, header: &Header, entry: &mut TarEntry) -> Result<(), TarError> {
-        let mut numbers = Vec::new();
-        read_sparse_structs(&header.bytes[386..482], &mut numbers).map_err(|w| header.bad(w))?;
-        let mut more = header.bytes[482] != 0;
-        while more {
-            let record = self.read_record()?.ok_or(TarError::Truncated {
-                offset: self.offset,
-            })?;
-            read_sparse_structs(&record[..504], &mut numbers).map_err(|w| self.bad(w))?;
-            more = record[504] != 0;
-        }
-        entry.size_bytes = header.number(483, 12)?;
-        entry.sparse = Some(self.check_sparse(&numbers, entry.size_bytes)?);
-        Ok(())
-    }
-
-    /// Sparse map in pax headers (0.0, 0.1) or in front of the data (1.0).
-    fn pax_sparse(
-        &mut self,
-        mut headers: SparseHeaders,
-        entry: &mut TarEntry,
-    ) -> Result<(), TarError> {
-        if headers.major == Some(1) {
-            headers.numbers.clear();
-            let count = self.read_map_number()?;
-            if count > MAX_SPARSE_SEGMENTS as u64 {
-                return Err(self.bad("too many sparse segments"));
-            }
-            for _ in 0..2 * count {
-                headers.numbers.push(self.read_map_number()?);
-            }
-            // The map fills whole records.
-            let rest = padding(entry.size_bytes.wrapping_sub(self.data_left));
-            let rest = rest.min(self.data_left);
-            self.skip(rest)?;
-            self.data_left -= rest;
-        }
-        entry.size_bytes = headers.real_size.unwrap_or(entry.size_bytes);
-        entry.sparse = Some(self.check_sparse(&headers.numbers, entry.size_bytes)?);
-        Ok(())
-    }
-
-    fn check_sparse(&self, numbers: &[u64], size: u64) -> Result<Vec<(u64, u64)>, TarError> {
-        if size > MAX_FILE_BYTES || !numbers.len().is_multiple_of(2) {
-            return Err(self.bad("bad sparse file"));
-        }
-        let mut end = 0;
-        let mut stored = 0u64;
-        let mut segments = Vec::with_capacity(numbers.len() / 2);
-        for pair in numbers.chunks_exact(2) {
-            let (at, len) = (pair[0], pair[1]);
-            let stop = at
-                .checked_add(len)
-                .filter(|stop| at >= end && *stop <= size);
-            end = stop.ok_or_else(|| self.bad("bad sparse map"))?;
-            stored += len;
-            if len > 0 {
-                segments.push((at, len));
-            }
-        }
-        if stored > self.data_left {
-            return Err(self.bad("sparse map larger than its data"));
-        }
-        Ok(segments)
-    }
-
-    /// One decimal line of a sparse 1.0 map.
-    fn read_map_number(&mut self) -> Result<u64, TarError> {
-        let mut digits = Vec::new();
-        loop {
-            let mut byte = [0];
-            EntryData { tar: self }
-                .read_exact(&mut byte)
-                .map_err(|source| TarError::Read {
-                    offset: self.offset,
-                    source,
-                })?;
-            match byte[0] {
-                b'\n' => break,
-                digit if digits.len() < 20 => digits.push(digit),
-                _ => return Err(self.bad("bad sparse map")),
-            }
-        }
-        decimal(&digits).ok_or_else(|| self.bad("bad sparse map"))
-    }
-
     fn read_extension(&mut self, size: u64) -> Result<Vec<u8>, TarError> {
         if size > MAX_EXTENSION_BYTES {
             return Err(self.bad("extended header larger than 1 MiB"));
@@ -434,235 +333,7 @@ impl<R: Read> Read for EntryData<'_, R> {
     }
 }
 
-/// The contents of a sparse file, holes as zeros.
-struct SparseData<'a, R> {
-    segments: std::vec::IntoIter<(u64, u64)>,
-    current: Option<(u64, u64)>,
-    position: u64,
-    size_bytes: u64,
-    data: EntryData<'a, R>,
-}
-
-impl<R: Read> Read for SparseData<'_, R> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        if self
-            .current
-            .is_none_or(|(at, len)| self.position >= at + len)
-        {
-            self.current = self.segments.next();
-        }
-        let (at, len) = self.current.unwrap_or((self.size_bytes, 0));
-        let in_data = self.position >= at && len > 0;
-        let end = if in_data { at + len } else { at };
-        let left = usize::try_from(end - self.position).unwrap_or(usize::MAX);
-        let most = left.min(buf.len());
-        let n = if in_data {
-            self.data.read(&mut buf[..most])?
-        } else {
-            buf[..most].fill(0);
-            most
-        };
-        self.position += n as u64;
-        Ok(n)
-    }
-}
-
-/// One 512-byte header record.
-struct Header {
-    bytes: [u8; RECORD_BYTES],
-    offset: u64,
-}
-
-impl Header {
-    fn bad(&self, what: &'static str) -> TarError {
-        TarError::Header {
-            offset: self.offset,
-            what,
-        }
-    }
-
-    /// The sum of all bytes, its own field counted as spaces.
-    fn check_sum(&self) -> Result<(), TarError> {
-        let sum = self.bytes.iter().enumerate().fold(0u64, |sum, (at, byte)| {
-            sum + u64::from(if (148..156).contains(&at) {
-                b' '
-            } else {
-                *byte
-            })
-        });
-        if self.number(148, 8)? != sum {
-            return Err(self.bad("checksum mismatch (not a tar archive, or damaged)"));
-        }
-        Ok(())
-    }
-
-    /// A numeric field: octal digits, or base-256 with the top bit set.
-    fn number(&self, at: usize, len: usize) -> Result<u64, TarError> {
-        numeric(&self.bytes[at..at + len]).ok_or_else(|| self.bad("bad number"))
-    }
-
-    fn u32(&self, at: usize, len: usize) -> Result<u32, TarError> {
-        u32::try_from(self.number(at, len)?).map_err(|_| self.bad("number too large"))
-    }
-
-    fn mtime(&self) -> Result<Timestamp, TarError> {
-        let field = &self.bytes[136..148];
-        // Base-256 of a time before 1970 is a negative number.
-        let seconds = if field[0] == 0xff {
-            i64::from_be_bytes(field[4..12].try_into().unwrap_or([0; 8]))
-        } else {
-            i64::try_from(self.number(136, 12)?).map_err(|_| self.bad("bad time"))?
-        };
-        Ok(Timestamp {
-            seconds,
-            nanoseconds: 0,
-        })
-    }
-
-    /// Name and, for POSIX headers, its prefix.
-    fn path(&self) -> Vec<u8> {
-        let name = until_nul(&self.bytes[..100]);
-        let prefix = until_nul(&self.bytes[345..500]);
-        if &self.bytes[257..263] == b"ustar\0" && !prefix.is_empty() {
-            return [prefix, b"/", name].concat();
-        }
-        name.to_vec()
-    }
-}
-
-/// Applies the records of a pax extended header: `LENGTH KEY=VALUE\n`.
-fn parse_pax(mut body: &[u8], ext: &mut Extensions, offset: u64) -> Result<(), TarError> {
-    let bad = |what| TarError::Header { offset, what };
-    while !body.is_empty() {
-        let space = body.iter().take(20).position(|b| *b == b' ');
-        let space = space.ok_or(bad("bad pax record"))?;
-        let len = decimal(&body[..space]).and_then(|n| usize::try_from(n).ok());
-        let len = len.filter(|n| *n > space + 1 && *n <= body.len());
-        let (record, rest) = body.split_at(len.ok_or(bad("bad pax record"))?);
-        body = rest;
-        let record = record[space + 1..]
-            .strip_suffix(b"\n")
-            .ok_or(bad("bad pax record"))?;
-        let equals = record
-            .iter()
-            .position(|b| *b == b'=')
-            .ok_or(bad("bad pax record"))?;
-        let (key, value) = (&record[..equals], &record[equals + 1..]);
-        let key = std::str::from_utf8(key).map_err(|_| bad("bad pax key"))?;
-        apply_pax(key, value, ext).ok_or(bad("bad pax value"))?;
-    }
-    Ok(())
-}
-
-/// Applies one pax record; `None` if its value does not decode.
-fn apply_pax(key: &str, value: &[u8], ext: &mut Extensions) -> Option<()> {
-    if let Some(name) = key.strip_prefix(XATTR_PREFIX) {
-        ext.xattrs.insert(name.as_bytes().to_vec(), value.to_vec());
-        return Some(());
-    }
-    let sparse = &mut ext.sparse;
-    match key {
-        "path" => ext.path = Some(value.to_vec()),
-        "linkpath" => ext.link = Some(value.to_vec()),
-        "size" => ext.size = Some(decimal(value)?),
-        "uid" => ext.uid = Some(u32::try_from(decimal(value)?).ok()?),
-        "gid" => ext.gid = Some(u32::try_from(decimal(value)?).ok()?),
-        "mtime" => ext.mtime = Some(pax_time(value)?),
-        "GNU.sparse.name" => sparse.name = Some(value.to_vec()),
-        "GNU.sparse.size" | "GNU.sparse.realsize" => sparse.real_size = Some(decimal(value)?),
-        "GNU.sparse.major" => sparse.major = Some(decimal(value)?),
-        "GNU.sparse.offset" | "GNU.sparse.numbytes" => push_number(sparse, value)?,
-        "GNU.sparse.map" => {
-            for number in value.split(|b| *b == b',').filter(|n| !n.is_empty()) {
-                push_number(sparse, number)?;
-            }
-        }
-        _ => {}
-    }
-    Some(())
-}
-
-fn push_number(sparse: &mut SparseHeaders, digits: &[u8]) -> Option<()> {
-    if sparse.numbers.len() >= 2 * MAX_SPARSE_SEGMENTS {
-        return None;
-    }
-    sparse.numbers.push(decimal(digits)?);
-    Some(())
-}
-
-/// `seconds[.fraction]`, possibly negative.
-fn pax_time(value: &[u8]) -> Option<Timestamp> {
-    let text = std::str::from_utf8(value).ok()?;
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let mut seconds: i64 = whole.parse().ok()?;
-    if !fraction.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let digits: String = fraction
-        .chars()
-        .chain(std::iter::repeat('0'))
-        .take(9)
-        .collect();
-    let mut nanoseconds: u32 = digits.parse().ok()?;
-    if whole.starts_with('-') && nanoseconds > 0 {
-        seconds = seconds.checked_sub(1)?;
-        nanoseconds = 1_000_000_000 - nanoseconds;
-    }
-    Some(Timestamp {
-        seconds,
-        nanoseconds,
-    })
-}
-
-/// Appends the offset/length pairs of old GNU sparse headers.
-fn read_sparse_structs(bytes: &[u8], numbers: &mut Vec<u64>) -> Result<(), &'static str> {
-    for pair in bytes.chunks_exact(24) {
-        if pair[0] == 0 {
-            break;
-        }
-        if numbers.len() >= 2 * MAX_SPARSE_SEGMENTS {
-            return Err("too many sparse segments");
-        }
-        numbers.push(numeric(&pair[..12]).ok_or("bad sparse map")?);
-        numbers.push(numeric(&pair[12..]).ok_or("bad sparse map")?);
-    }
-    Ok(())
-}
-
-fn numeric(field: &[u8]) -> Option<u64> {
-    if field[0] & 0x80 != 0 {
-        let (high, low) = field.split_at(field.len().saturating_sub(8));
-        // Eight-byte fields carry the marker bit in the number itself.
-        let high_zero = high
-            .iter()
-            .enumerate()
-            .all(|(i, b)| *b == if i == 0 { 0x80 } else { 0 });
-        let mut bytes = [0; 8];
-        bytes[8 - low.len()..].copy_from_slice(low);
-        if high.is_empty() {
-            bytes[0] &= 0x7f;
-        }
-        return high_zero.then(|| u64::from_be_bytes(bytes));
-    }
-    let text = field.iter().skip_while(|b| **b == b' ');
-    let digits: Vec<u8> = text
-        .copied()
-        .take_while(|b| *b != 0 && *b != b' ')
-        .collect();
-    digits.iter().try_fold(0u64, |value, digit| match digit {
-        b'0'..=b'7' => value.checked_mul(8)?.checked_add(u64::from(digit - b'0')),
-        _ => None,
-    })
-}
-
-fn decimal(digits: &[u8]) -> Option<u64> {
-    std::str::from_utf8(digits).ok()?.parse().ok()
-}
-
+/// What fills a record behind so many bytes.
 fn padding(size: u64) -> u64 {
     (RECORD_BYTES as u64 - size % RECORD_BYTES as u64) % RECORD_BYTES as u64
-}
-
-fn until_nul(bytes: &[u8]) -> &[u8] {
-    bytes.split(|b| *b == 0).next().unwrap_or(bytes)
 }

@@ -12,6 +12,11 @@
 //! inode whose reserved descriptor blocks let the kernel grow the file system
 //! online to 1 TiB. Spec: Linux `Documentation/filesystems/ext4`, e2fsprogs.
 //!
+//! # Why it is here
+//!
+//! `mke2fs -d` needs the tree unpacked, which takes root where files have owners; the crates that write
+//! ext4 from a stream make no journal and leave no room to grow.
+//!
 //! # What is not here
 //!
 //! No reading, no indexed directories (the kernel reads linear ones and
@@ -23,8 +28,11 @@ mod checksum;
 mod dir;
 mod extent;
 mod geometry;
+mod identity;
 mod inode;
+mod layout;
 mod resize;
+mod slots;
 mod superblock;
 mod writer;
 
