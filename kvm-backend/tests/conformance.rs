@@ -12,6 +12,10 @@ const NOT_EMULATED: &[(&str, &str)] = &[
         "clock::the_tsc_goes_on_from_its_saved_value",
         "the TSC is the host's",
     ),
+    (
+        "clock::tsc_and_kvm_clock_keep_step",
+        "the TSC is the host's",
+    ),
     ("cpuid::is_what_the_table_says", "CPUID is the host's"),
     ("exceptions::a_breakpoint", "no INT3"),
     ("exceptions::a_software_interrupt", "no INT"),
@@ -35,6 +39,20 @@ const WRONG_IN_QEMU: &[(&str, &str)] = &[
     ),
 ];
 
+/// What cannot be had where the host's own kernel has given up the TSC: KVM then stops a guest's TSC
+/// while its vCPU does not run, and lets it catch up at the next entry.
+const UNSTABLE_TSC: &[(&str, &str)] = &[(
+    "clock::tsc_and_kvm_clock_keep_step",
+    "the host's TSC is unstable",
+)];
+
+/// Whether this host's kernel has given up the TSC.
+fn tsc_is_unstable() -> bool {
+    let path = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
+    std::fs::read_to_string(path)
+        .is_ok_and(|list| !list.split_whitespace().any(|name| name == "tsc"))
+}
+
 /// Whether this host's processor is QEMU's emulator.
 fn host_is_qemu() -> bool {
     let leaf = std::arch::x86_64::__cpuid(0x4000_0000);
@@ -49,6 +67,7 @@ fn obstacle(test: &str) -> Option<&'static str> {
     };
     find(WRONG_IN_QEMU)
         .filter(|_| host_is_qemu())
+        .or_else(|| find(UNSTABLE_TSC).filter(|_| tsc_is_unstable()))
         .or_else(|| find(NOT_EMULATED).filter(|_| kvm_backend::probe().is_err()))
 }
 

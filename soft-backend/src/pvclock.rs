@@ -52,14 +52,19 @@ fn scale(khz: u64) -> (u32, i8) {
 impl Cpu {
     /// Nanoseconds that the guest has seen pass.
     pub(crate) fn guest_ns(&self) -> u64 {
-        let ticks = self.tsc().wrapping_sub(self.clock.base_tsc);
+        self.guest_ns_at(self.tsc())
+    }
+
+    /// The same when the TSC was this.
+    pub(crate) fn guest_ns_at(&self, tsc: u64) -> u64 {
+        let ticks = tsc.wrapping_sub(self.clock.base_tsc);
         let ns = u128::from(ticks) * 1_000_000 / u128::from(self.time.khz().max(1));
         self.clock.base_ns.wrapping_add(ns as u64)
     }
 
-    /// Makes the clock go on from `ns`.
-    pub(crate) fn set_guest_ns(&mut self, ns: u64) {
-        self.clock.base_tsc = self.tsc();
+    /// Makes the clock go on from `ns`, which it was when the TSC was this.
+    pub(crate) fn set_guest_ns_at(&mut self, tsc: u64, ns: u64) {
+        self.clock.base_tsc = tsc;
         self.clock.base_ns = ns;
         self.publish_clock();
     }

@@ -198,11 +198,13 @@ pub trait Vm: Send + Sync {
 
 /// The VM-wide half of kvm-clock: the nanoseconds that the guest has seen pass.
 pub trait X86Clock {
-    /// Reads the clock. All vCPUs are stopped.
+    /// The clock at the moment of the saved TSCs: a guest compares the two. All vCPUs are stopped and
+    /// were saved just before.
     fn save(&self) -> Result<ClockState, HypervisorError>;
 
     /// Sets the clock so that it goes on from the saved nanoseconds: time between save and load is
-    /// not seen by the guest's monotonic clock. All vCPUs are stopped and their TSCs already loaded.
+    /// not seen by the guest's monotonic clock. All vCPUs are stopped and were loaded just before; the
+    /// clock has counted as long since as their TSCs.
     fn load(&self, state: &ClockState) -> Result<(), HypervisorError>;
 }
 

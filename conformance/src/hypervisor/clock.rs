@@ -9,7 +9,7 @@ use vmm_core::ram::PAGE_BYTES;
 use vmm_core::tracker::DirtyTracker;
 use vmm_core::x86::{X86VcpuState, msr};
 
-use crate::guest::{TestVcpu, TestVm, start};
+use crate::guest::{TestVcpu, TestVm, portable_cpu, start};
 
 #[rustfmt::skip]
 const TSC: &[u8] = &[
@@ -102,6 +102,7 @@ const CLOCK: &[u8] = &[
 ];
 /// What the guest read from its clock page (kernel documentation `virt/kvm/x86/msr.rst`).
 struct Reading {
+    tsc: u64,
     nanoseconds: u64,
     version: u32,
     flags: u8,
@@ -123,6 +124,7 @@ impl Reading {
             ticks << shift
         };
         Self {
+            tsc,
             nanoseconds: system_time.wrapping_add(((shifted * multiplier) >> 32) as u64),
             version: reports[0],
             flags,
@@ -196,6 +198,37 @@ pub fn kvm_clock_stands_still_while_saved(hypervisor: &dyn Hypervisor) {
             "{seen:?} seen, {most:?} passed outside of the pauses"
         );
         last = next.nanoseconds;
+        (vm, vcpu) = (other, resumed);
+    }
+}
+
+/// TSC and clock are one pair, also when the host does other things between saving or loading the one
+/// and the other: a guest's kernel gives up a TSC that differs from its clock.
+pub fn tsc_and_kvm_clock_keep_step(hypervisor: &dyn Hypervisor) {
+    const OTHER_THINGS: Duration = Duration::from_millis(300);
+    let (mut vm, mut vcpu) = with_clock(hypervisor);
+    let khz = u128::from(portable_cpu(hypervisor).tsc_khz);
+    let first = Reading::next(&vm, &mut vcpu);
+    for _ in 0..2 {
+        let state = vcpu.save();
+        thread::sleep(OTHER_THINGS);
+        let clock = vm.vm.x86_clock().expect("a clock").save().expect("saved");
+        let other = vm.copy(hypervisor);
+        let mut resumed = other.bind(0);
+        resumed.load(&state);
+        thread::sleep(OTHER_THINGS);
+        let loaded = other.vm.x86_clock().expect("a clock").load(&clock);
+        loaded.expect("loaded");
+        resumed.inner().notify_stopped().expect("told");
+        let next = Reading::next(&other, &mut resumed);
+        let by_clock = Duration::from_nanos(next.nanoseconds - first.nanoseconds);
+        let ticks = u128::from(next.tsc - first.tsc);
+        let by_tsc = Duration::from_nanos((ticks * 1_000_000 / khz) as u64);
+        let apart = by_clock.abs_diff(by_tsc);
+        assert!(
+            apart < SLACK,
+            "{by_clock:?} by the clock, {by_tsc:?} by the TSC"
+        );
         (vm, vcpu) = (other, resumed);
     }
 }

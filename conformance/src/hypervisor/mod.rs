@@ -109,6 +109,7 @@ macro_rules! hypervisor_suite {
                 the_tsc_goes_on_from_its_saved_value,
                 kvm_clock_counts_nanoseconds,
                 kvm_clock_stands_still_while_saved,
+                tsc_and_kvm_clock_keep_step,
                 a_stop_is_told,
                 what_the_clock_writes_is_tracked,
             }

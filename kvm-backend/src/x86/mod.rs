@@ -5,6 +5,7 @@ mod extended_state;
 mod hypervisor;
 mod irq;
 mod kick;
+mod moment;
 mod probe;
 mod raw;
 mod registers;

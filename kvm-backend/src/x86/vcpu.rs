@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kvm_bindings::{
     KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, Msrs, kvm_msr_entry,
@@ -7,17 +8,21 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_core::cpu_state::VcpuState;
 use vmm_core::exit::ExitHandler;
 use vmm_core::hypervisor::{HypervisorError, Vcpu, VcpuBinder, VcpuKick, VcpuStop, X86Spec};
-use vmm_core::x86::{CpuidTable, LAPIC_PAGE_BYTES, Msr, MsrList, X86VcpuState};
+use vmm_core::x86::{CpuidTable, LAPIC_PAGE_BYTES, Msr, MsrList, X86VcpuState, msr};
 use vmm_core::{Gpa, VcpuIndex};
 
 use super::extended_state::XsaveLayout;
 use super::kick::Kicker;
+use super::moment::closely;
 use super::vm::KvmVm;
 use super::{events, host_error, raw, registers};
 
 /// Most times a pending exit is continued before the vCPU counts as broken: an access is split into
 /// at most two pages and 8 byte pieces.
 const MAX_PENDING_PIECES: usize = 64;
+
+/// More TSC ticks than any processor counts in a second.
+const FAR_TICKS: u64 = 1 << 50;
 
 /// A vCPU that waits for its thread.
 pub(super) struct KvmVcpuBinder {
@@ -39,7 +44,8 @@ impl KvmVcpuBinder {
             xsave: xsave.for_guest(&spec.cpuid),
             cpuid: spec.cpuid.clone(),
             msrs: spec.msrs.clone(),
-            _vm: vm,
+            tsc_khz: spec.tsc_khz,
+            vm,
         };
         Self { vcpu }
     }
@@ -68,8 +74,9 @@ struct KvmVcpu {
     xsave: XsaveLayout,
     cpuid: CpuidTable,
     msrs: MsrList,
+    tsc_khz: u32,
     /// The VM outlives its vCPUs.
-    _vm: Arc<KvmVm>,
+    vm: Arc<KvmVm>,
 }
 
 impl Drop for KvmVcpu {
@@ -207,6 +214,57 @@ impl KvmVcpu {
         }
     }
 
+    /// Reads every MSR, the TSC at a known moment.
+    fn save_msrs(&self) -> Result<Vec<Msr>, HypervisorError> {
+        let mut msrs = self.read_msrs()?;
+        if let Some(tsc) = msrs.iter_mut().find(|msr| msr.index == msr::TSC) {
+            let (ticks, at) = closely(|| self.tsc())?;
+            tsc.value = ticks;
+            self.vm.moment().saved(at);
+        }
+        Ok(msrs)
+    }
+
+    /// Writes MSRs, and notes when the TSC had the value that is among them.
+    fn load_msrs(&self, msrs: &[Msr]) -> Result<(), HypervisorError> {
+        let loaded = msrs.iter().find(|msr| msr.index == msr::TSC);
+        if let Some(tsc) = loaded
+            && self.index == VcpuIndex(0)
+        {
+            // KVM takes a value within a second of what the TSC is anyway for the synchronization of
+            // vCPUs and keeps the TSC; that is right for all vCPUs but the first.
+            self.write_msrs(&[Msr {
+                index: msr::TSC,
+                value: tsc.value.wrapping_add(FAR_TICKS),
+            }])?;
+        }
+        let begin = Instant::now();
+        self.write_msrs(msrs)?;
+        let Some(loaded) = loaded else {
+            return Ok(());
+        };
+        let (ticks, at) = closely(|| self.tsc())?;
+        let since = u128::from(ticks.saturating_sub(loaded.value)) * 1_000_000;
+        let since = since / u128::from(self.tsc_khz.max(1));
+        let since = Duration::from_nanos(u64::try_from(since).unwrap_or(0));
+        // Not before it was written: a KVM that emulates may not take the value.
+        let moment = at.checked_sub(since).unwrap_or(begin).max(begin);
+        self.vm.moment().loaded(moment);
+        Ok(())
+    }
+
+    /// The TSC alone.
+    fn tsc(&self) -> Result<u64, HypervisorError> {
+        let mut list = msr_list(&[kvm_msr_entry {
+            index: msr::TSC,
+            ..kvm_msr_entry::default()
+        }])?;
+        self.fd
+            .get_msrs(&mut list)
+            .map_err(host_error("KVM_GET_MSRS"))?;
+        Ok(list.as_slice().first().map_or(0, |entry| entry.data))
+    }
+
     fn save_x86(&mut self) -> Result<X86VcpuState, HypervisorError> {
         let mp_state = self
             .fd
@@ -221,7 +279,7 @@ impl KvmVcpu {
             0
         };
         let xsave = self.xsave.read(&self.fd)?;
-        let msrs = self.read_msrs()?;
+        let msrs = self.save_msrs()?;
         let lapic = self.fd.get_lapic().map_err(host_error("KVM_GET_LAPIC"))?;
         let debug = self
             .fd
@@ -256,7 +314,7 @@ impl KvmVcpu {
                 .map_err(host_error("KVM_SET_XCRS"))?;
         }
         self.xsave.write(&self.fd, &state.xsave)?;
-        self.write_msrs(&state.msrs)?;
+        self.load_msrs(&state.msrs)?;
         let mut lapic = kvm_bindings::kvm_lapic_state {
             regs: [0; LAPIC_PAGE_BYTES],
         };
@@ -294,6 +352,7 @@ impl KvmVcpu {
 
 impl Vcpu for KvmVcpu {
     fn run(&mut self, handler: &mut dyn ExitHandler) -> Result<VcpuStop, HypervisorError> {
+        self.vm.moment().forget();
         loop {
             match self.run_once(handler)? {
                 RunResult::Handled => {}

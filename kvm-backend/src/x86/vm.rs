@@ -6,6 +6,7 @@ use vmm_core::ram::GuestRam;
 use vmm_core::tracker::DirtyLog;
 use vmm_core::x86::IOAPIC_PINS;
 
+use super::moment::Moment;
 use super::{host_error, raw};
 
 /// Three pages that Intel CPUs without unrestricted guest mode need for themselves, and the page
@@ -21,6 +22,7 @@ pub(super) struct KvmVm {
     fd: VmFd,
     ram: GuestRam,
     manual_protection: bool,
+    moment: Moment,
 }
 
 impl KvmVm {
@@ -49,6 +51,7 @@ impl KvmVm {
             fd,
             ram,
             manual_protection,
+            moment: Moment::default(),
         })
     }
 
@@ -58,6 +61,11 @@ impl KvmVm {
 
     pub(super) fn ram(&self) -> &GuestRam {
         &self.ram
+    }
+
+    /// When the TSCs were saved or loaded.
+    pub(super) fn moment(&self) -> &Moment {
+        &self.moment
     }
 
     pub(super) fn manual_protection(&self) -> bool {

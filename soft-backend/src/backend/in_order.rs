@@ -122,7 +122,9 @@ impl SoftVcpu {
         // Taken before the state is looked at: a ring after this is not missed.
         let seen = mail.rings();
         let mut held = self.vm.baton.take();
-        let Machine { cache, cpus, rota } = &mut *held;
+        let Machine {
+            cache, cpus, rota, ..
+        } = &mut *held;
         cache.catch_up(&mut cpus[self.index]);
         self.enter(rota);
         loop {

@@ -8,7 +8,7 @@ use vmm_core::VcpuIndex;
 use vmm_core::cpu_state::VcpuState;
 use vmm_core::exit::ExitHandler;
 use vmm_core::hypervisor::{HypervisorError, Vcpu, VcpuBinder, VcpuKick, VcpuStop};
-use vmm_core::x86::MpState;
+use vmm_core::x86::{MpState, msr};
 
 use super::vm::{Machine, SoftVm};
 use crate::run::{Engine, Stop};
@@ -86,6 +86,7 @@ impl SoftVcpu {
         let mail = &router.mail[self.index];
         let waiting = || self.vm.baton.waiting().load(Ordering::SeqCst) > 0;
         let mut held = self.vm.baton.take();
+        held.moment = None;
         let Machine { cache, cpus, .. } = &mut *held;
         let cpu = &mut cpus[self.index];
         cache.catch_up(cpu);
@@ -156,6 +157,7 @@ impl Vcpu for SoftVcpu {
         let mut held = self.vm.baton.take_now();
         held.count_up(&self.vm);
         let state = super::state::save(&mut held.cpus[self.index], &self.vm.msrs);
+        held.moment = state.msr(msr::TSC);
         Ok(VcpuState::X86(Box::new(state)))
     }
 
@@ -168,6 +170,9 @@ impl Vcpu for SoftVcpu {
         };
         let mut held = self.vm.baton.take_now();
         held.count_up(&self.vm);
+        if self.index == 0 {
+            held.moment = state.msr(msr::TSC);
+        }
         let Machine { cache, cpus, .. } = &mut *held;
         super::state::load(&mut cpus[self.index], state)?;
         // All vCPUs have one TSC; that of the first counts.

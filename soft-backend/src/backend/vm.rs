@@ -24,6 +24,9 @@ pub(super) struct Machine {
     pub(super) cpus: Vec<Cpu>,
     /// Deterministic mode.
     pub(super) rota: Rota,
+    /// TSC that was saved or loaded with the vCPUs, until the clock is: the two are of one moment,
+    /// whatever a busy host does between the calls.
+    pub(super) moment: Option<u64>,
 }
 
 impl Machine {
@@ -75,6 +78,7 @@ impl SoftVm {
             cache: CodeCache::new(),
             cpus,
             rota: Rota::default(),
+            moment: None,
         };
         SoftVm {
             baton: Baton::new(machine, router.clone()),
@@ -156,15 +160,19 @@ impl X86Clock for SoftVm {
     fn save(&self) -> Result<ClockState, HypervisorError> {
         let mut held = self.baton.take_now();
         held.count_up(self);
-        let guest_nanoseconds = held.cpus.first().map_or(0, |c| c.guest_ns());
+        let moment = held.moment.take();
+        let at = |cpu: &Cpu| cpu.guest_ns_at(moment.unwrap_or_else(|| cpu.tsc()));
+        let guest_nanoseconds = held.cpus.first().map_or(0, at);
         Ok(ClockState { guest_nanoseconds })
     }
 
     fn load(&self, state: &ClockState) -> Result<(), HypervisorError> {
         let mut held = self.baton.take_now();
         held.count_up(self);
+        let moment = held.moment.take();
         for cpu in &mut held.cpus {
-            cpu.set_guest_ns(state.guest_nanoseconds);
+            let tsc = moment.unwrap_or_else(|| cpu.tsc());
+            cpu.set_guest_ns_at(tsc, state.guest_nanoseconds);
         }
         Ok(())
     }

@@ -244,12 +244,12 @@ impl PausedMachine<'_> {
     pub fn save(&self) -> Result<Vec<StateRecord>, MachineError> {
         let built = &self.machine.built;
         let mut records = vec![built.record.to_record()];
-        // The clock is read before the TSCs: a restore then never goes back behind what a vCPU saw.
+        let states: Result<Vec<_>, _> = built.vcpus.iter().map(|vcpu| vcpu.save()).collect();
+        let mut states = states?;
+        // After the TSCs, of whose moment it is.
         if let Some(clock) = built.vm.x86_clock() {
             records.push(clock.save()?.to_record());
         }
-        let states: Result<Vec<_>, _> = built.vcpus.iter().map(|vcpu| vcpu.save()).collect();
-        let mut states = states?;
         align_tscs(&mut states);
         for (index, state) in (0..).zip(&states) {
             records.push(state.to_record(VcpuIndex(index)));

@@ -9,16 +9,24 @@ use super::{Options, cargo_command, stream};
 use crate::cargo::{self, Workspace};
 use crate::error::{Error, Result};
 use crate::totals::{HarnessCounter, Totals};
-use crate::vmtest::Host;
 use crate::vmtest::report::Kind;
 use crate::vmtest::select::{self, Account, Item};
-use crate::{output, process};
+use crate::vmtest::{Host, home};
+use crate::{cache, output, process};
 
-/// One executable or script that hangs is ended after this time.
+/// One executable or script that hangs is ended after this time, with `--long` after the other.
 const JOB_LIMIT_SECONDS: u32 = 900;
+const LONG_JOB_LIMIT_SECONDS: u32 = 3600;
 
-/// Many guests each: minutes, so with `--long` only.
-const LONG_ITEMS: &[&str] = &["conformance::save", "smolvm-cli::script::vcpus"];
+/// Many guests or much work each: minutes, so with `--long` only.
+const LONG_ITEMS: &[&str] = &[
+    "conformance::save",
+    "smolvm-cli::script::dev-tools",
+    "smolvm-cli::script::many-cpus",
+    "smolvm-cli::script::python-suite",
+    "smolvm-cli::script::ten-boots",
+    "smolvm-cli::script::vcpus",
+];
 
 /// Debian's account that owns nothing; tests run as it where this program is root.
 const NOBODY: &str = "65534";
@@ -76,6 +84,9 @@ pub fn end_to_end(workspace: &Workspace, options: &Options) -> Result<Totals> {
         return Ok(totals);
     }
     let place = Place::prepare(workspace)?;
+    if options.long {
+        place.add_dev_image()?;
+    }
     for item in &items {
         totals.add(place.run(item, options)?);
     }
@@ -115,6 +126,12 @@ impl Place {
         Ok(place)
     }
 
+    fn add_dev_image(&self) -> Result<()> {
+        let home = self.path("home");
+        home::add_dev_image(&self.path("bin/smolvm"), &cache::folder()?, &home)?;
+        self.give_away()
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -149,7 +166,11 @@ impl Place {
             .join(item.path.file_name().unwrap_or_default());
         fs::copy(&item.path, &program).map_err(Error::file("copy", &item.path))?;
         let mut command = Command::new("timeout");
-        command.args(["--kill-after=10", &JOB_LIMIT_SECONDS.to_string()]);
+        let limit = match options.long {
+            true => LONG_JOB_LIMIT_SECONDS,
+            false => JOB_LIMIT_SECONDS,
+        };
+        command.args(["--kill-after=10", &limit.to_string()]);
         if self.as_nobody {
             self.give_away()?;
             command.args([

@@ -12,6 +12,9 @@ use crate::{cache, output, process};
 /// builds its image with the same.
 const IMAGE_PACKAGES: &str = include_str!("../../../scripts/debian-image-packages");
 
+/// The same of the image `debian-dev`: what tests of the software CPU compile, compute and run.
+const DEV_IMAGE_PACKAGES: &str = include_str!("debian-dev-packages");
+
 /// Makes `folder` a home that this smolvm can use; what is there already is kept as long as the
 /// binary is the same.
 pub fn prepare(smolvm: &Path, kernel: &Kernel, cache_folder: &Path, folder: &Path) -> Result<()> {
@@ -24,27 +27,39 @@ pub fn prepare(smolvm: &Path, kernel: &Kernel, cache_folder: &Path, folder: &Pat
     cache::remove(&stamp)?;
     cache::remove(folder)?;
     fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
-    let archive = image_archive(cache_folder)?;
     process::run(
         Command::new(smolvm)
             .args(["kernel", "import"])
             .arg(&kernel.package)
             .env("SMOLVM_HOME", folder),
     )?;
-    process::run(
-        Command::new(smolvm)
-            .args(["image", "import", "debian"])
-            .arg(&archive)
-            .env("SMOLVM_HOME", folder),
-    )?;
+    import(smolvm, "debian", IMAGE_PACKAGES, cache_folder, folder)?;
     fs::write(&stamp, identity).map_err(Error::file("write", &stamp))
 }
 
-/// The image's tar archive, made once: another binary imports the same one.
-fn image_archive(cache_folder: &Path) -> Result<PathBuf> {
-    cache::entry(cache_folder, "image-debian-bookworm-v1.tar", |path| {
-        output::note("making the image `debian` with mmdebstrap (once)");
-        let packages: Vec<&str> = IMAGE_PACKAGES.lines().collect();
+/// Adds the image `debian-dev` to a home.
+pub fn add_dev_image(smolvm: &Path, cache_folder: &Path, home: &Path) -> Result<()> {
+    import(smolvm, "debian-dev", DEV_IMAGE_PACKAGES, cache_folder, home)
+}
+
+fn import(smolvm: &Path, name: &str, packages: &str, cache: &Path, home: &Path) -> Result<()> {
+    let archive = image_archive(cache, name, packages)?;
+    process::run(
+        Command::new(smolvm)
+            .args(["image", "import", name])
+            .arg(&archive)
+            .env("SMOLVM_HOME", home),
+    )
+}
+
+/// An image's tar archive, made once: another binary imports the same one.
+fn image_archive(cache_folder: &Path, name: &str, packages: &str) -> Result<PathBuf> {
+    let file = format!("image-{name}-bookworm-v1.tar");
+    cache::entry(cache_folder, &file, |path| {
+        output::note(format_args!(
+            "making the image `{name}` with mmdebstrap (once)"
+        ));
+        let packages: Vec<&str> = packages.lines().collect();
         let mut command = Command::new("mmdebstrap");
         command
             .args([
