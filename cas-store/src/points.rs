@@ -72,9 +72,16 @@ impl Store {
             directory: self.read_line(id)?.directory,
         };
         line.check()?;
-        self.inner
-            .write_durable(&self.inner.points_dir(), &record_name(id), record)?;
-        self.write_line(id, &line)
+        let points = self.inner.points_dir();
+        let name = record_name(id);
+        let was_there = self.inner.backend().stat(&points.join(&name)).is_ok();
+        self.inner.write_durable(&points, &name, record)?;
+        let written = self.write_line(id, &line);
+        if written.is_err() && !was_there {
+            // A point that was not saved must not be found. The error to report is the first one.
+            let _ = self.inner.backend().remove(&points.join(&name));
+        }
+        written
     }
 
     /// Notes that the checkpoint directory `dir` holds the point. It need not be kept in the store as well. Durable on

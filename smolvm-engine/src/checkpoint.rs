@@ -128,13 +128,15 @@ impl Engine {
         phases.end();
         match reply? {
             ControlReply::Saved(done) => Ok(saved(done)),
-            ControlReply::Failed { message } => Err(EngineError::Refused {
+            ControlReply::Failed { message, hint } => Err(EngineError::Refused {
                 name: name.clone(),
                 reason: message,
+                hint,
             }),
             other => Err(EngineError::Refused {
                 name: name.clone(),
                 reason: format!("unexpected answer {other:?}"),
+                hint: None,
             }),
         }
     }

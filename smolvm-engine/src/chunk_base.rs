@@ -3,17 +3,23 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet};
+use cas_store::{ChunkId, MAX_CHUNK_BYTES, ReadError};
 use cow_disk::BaseReader;
+
+use crate::chunk_source::{ChunkSource, is_damage};
 
 /// Decoded chunks kept in memory; 64 KiB each.
 const CACHED_CHUNKS: usize = 64;
 
+/// Told about a chunk that is lost.
+pub(crate) type OnDamage = Arc<dyn Fn(&ReadError) + Send + Sync>;
+
 /// A disk's base given by a map of chunk ids, verified as they are read.
 pub(crate) struct ChunkBase {
-    packs: PackSet,
+    source: ChunkSource,
     chunks: Vec<ChunkId>,
     cache: Mutex<Cache>,
+    on_damage: Option<OnDamage>,
 }
 
 /// The most recently used chunks, newest last.
@@ -23,13 +29,31 @@ struct Cache {
 }
 
 impl ChunkBase {
-    /// A base of these chunks, in disk order, read from `packs`.
-    pub(crate) fn new(packs: PackSet, chunks: Vec<ChunkId>) -> Self {
+    /// A base of these chunks, in disk order.
+    pub(crate) fn new(source: ChunkSource, chunks: Vec<ChunkId>) -> Self {
         Self {
-            packs,
+            source,
             chunks,
             cache: Mutex::default(),
+            on_damage: None,
         }
+    }
+
+    /// Tells about chunks that are lost, before their reading fails.
+    pub(crate) fn on_damage(mut self, on_damage: OnDamage) -> Self {
+        self.on_damage = Some(on_damage);
+        self
+    }
+
+    fn read_chunk(&self, id: &ChunkId, bytes: &mut [u8]) -> io::Result<usize> {
+        self.source.get(id, bytes).map_err(|error| {
+            if let Some(on_damage) = &self.on_damage
+                && is_damage(&error)
+            {
+                on_damage(&error);
+            }
+            io::Error::other(error)
+        })
     }
 
     fn chunk(&self, index: u64) -> io::Result<Option<Arc<Vec<u8>>>> {
@@ -45,7 +69,7 @@ impl ChunkBase {
             return Ok(Some(chunk));
         }
         let mut bytes = vec![0; MAX_CHUNK_BYTES];
-        let length = self.packs.get(&id, &mut bytes).map_err(io::Error::other)?;
+        let length = self.read_chunk(&id, &mut bytes)?;
         // A short last chunk reads as zero behind its end.
         bytes[length..].fill(0);
         let chunk = Arc::new(bytes);

@@ -16,12 +16,15 @@ use crate::machine::{
     RecordedState, replace_file,
 };
 use crate::name::MachineName;
+use crate::phase::Phase;
 use crate::supervisor::unix_now;
 
 /// Smallest guest memory in bytes that a kernel boots in.
 const MIN_MEMORY_BYTES: u64 = 96 << 20;
 /// Largest guest memory in bytes.
 const MAX_MEMORY_BYTES: u64 = 1 << 40;
+/// The agent's word for a host name on the kernel's command line.
+const HOSTNAME: &str = "smolvm.hostname=";
 /// Name of a machine's first map of chunks.
 const FIRST_BASE: &str = "base-0.map";
 /// Name of a machine's first overlay.
@@ -58,13 +61,7 @@ impl Engine {
             None => Kernel::default_of(root)?,
         };
         check(&options.spec, image.info().size_bytes)?;
-        let name = match options.name {
-            Some(name) => name,
-            None => self.free_name()?,
-        };
-        if MachineDir::new(self.home().machine(&name)).exists() {
-            return Err(EngineError::MachineExists { name });
-        }
+        let name = self.choose_name(options.name.as_ref())?;
         let mut spec = options.spec;
         take_image_defaults(&mut spec, &image);
         let staging = Staging::create(&self.home().machines())
@@ -84,11 +81,7 @@ impl Engine {
                 layers: vec![FIRST_LAYER.to_owned()],
                 next: 2,
             },
-            command_line: format!(
-                "{} smolvm.hostname={}",
-                kernel.info().cmdline,
-                name.hostname()
-            ),
+            command_line: kernel.info().cmdline.clone(),
             head: None,
             restore: None,
             store: None,
@@ -97,20 +90,64 @@ impl Engine {
             branchable: true,
             starts: 0,
             spec,
-            name: name.clone(),
+            name,
         };
-        dir.write(&machine)?;
-        match staging.publish(name.as_str()) {
-            Ok(_) => self.machine(&name),
-            Err(PublishError::Taken) => Err(EngineError::MachineExists { name }),
-            Err(PublishError::Io(source)) => {
-                Err(io_error("publish", &self.home().machine(&name))(source))
+        let kernel_line = kernel.info().cmdline.clone();
+        let name_host = |machine: &mut MachineFile| {
+            machine.command_line = with_hostname(&kernel_line, &machine.name.hostname());
+        };
+        self.publish_machine(staging, machine, options.name.is_some(), name_host)
+    }
+
+    /// The name that was asked for, if it is free, or one that no machine has.
+    pub(crate) fn choose_name(
+        &self,
+        asked: Option<&MachineName>,
+    ) -> Result<MachineName, EngineError> {
+        let Some(name) = asked.cloned() else {
+            return self.free_name();
+        };
+        if MachineDir::new(self.home().machine(&name)).exists() {
+            return Err(EngineError::MachineExists { name });
+        }
+        Ok(name)
+    }
+
+    /// Gives a staged machine its name. A name that was made up gives way to another when somebody else
+    /// took it meanwhile; `named` changes what else depends on it.
+    pub(crate) fn publish_machine(
+        &self,
+        mut staging: Staging,
+        mut machine: MachineFile,
+        asked_for: bool,
+        named: impl Fn(&mut MachineFile),
+    ) -> Result<MachineInfo, EngineError> {
+        let dir = MachineDir::new(staging.path().to_owned());
+        loop {
+            named(&mut machine);
+            dir.write(&machine)?;
+            Phase::MachineStaged.reached();
+            match staging.try_publish(machine.name.as_str()) {
+                Ok(_) => {
+                    Phase::MachineCreated.reached();
+                    return self.machine(&machine.name);
+                }
+                // Somebody else got on by taking it: this ends.
+                Err(PublishError::Taken) if !asked_for => machine.name = self.free_name()?,
+                Err(PublishError::Taken) => {
+                    let name = machine.name;
+                    return Err(EngineError::MachineExists { name });
+                }
+                Err(PublishError::Io(source)) => {
+                    let path = self.home().machine(&machine.name);
+                    return Err(io_error("publish", &path)(source));
+                }
             }
         }
     }
 
     /// A name that no machine has.
-    pub(crate) fn free_name(&self) -> Result<MachineName, EngineError> {
+    fn free_name(&self) -> Result<MachineName, EngineError> {
         let taken = self.machine_names()?;
         let mut number = taken.len() + 1;
         loop {
@@ -202,10 +239,26 @@ pub(crate) fn create_overlay(path: &Path, disk_bytes: u64) -> Result<fs::File, E
         .mode(0o600)
         .open(path)
         .map_err(io_error("create", path))?;
-    let keep = open.try_clone().map_err(io_error("create", path))?;
-    Overlay::create(open, disk_bytes)
-        .map_err(|error| io_error("create", path)(io::Error::other(error)))?;
-    Ok(keep)
+    let made = open
+        .try_clone()
+        .and_then(|keep| match Overlay::create(open, disk_bytes) {
+            Ok(_) => Ok(keep),
+            Err(error) => Err(io::Error::other(error)),
+        });
+    made.map_err(|error| {
+        // Half of a layer is in the way of the next one of that name. The first error is the one to report.
+        let _ = fs::remove_file(path);
+        io_error("create", path)(error)
+    })
+}
+
+/// The kernel's command line with this host name, which holds until an identity is set.
+pub(crate) fn with_hostname(command_line: &str, hostname: &str) -> String {
+    let others = command_line
+        .split_whitespace()
+        .filter(|word| !word.starts_with(HOSTNAME));
+    let own = format!("{HOSTNAME}{hostname}");
+    others.chain([&*own]).collect::<Vec<_>>().join(" ")
 }
 
 /// Hard link where possible, copy elsewhere.
@@ -228,5 +281,27 @@ pub(crate) fn io_error(
         operation,
         path,
         source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_name_takes_the_place_of_another() {
+        let first = with_hostname("console=ttyS0  panic=-1", "a");
+        assert_eq!(first, "console=ttyS0 panic=-1 smolvm.hostname=a");
+        let second = with_hostname(&format!("{first} quiet"), "b");
+        assert_eq!(second, "console=ttyS0 panic=-1 quiet smolvm.hostname=b");
+    }
+
+    #[test]
+    fn a_layer_that_cannot_be_made_is_not_in_the_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("layer-1");
+        let error = create_overlay(&path, cow_disk::MAX_DISK_BYTES * 2).unwrap_err();
+        assert!(crate::chain(&error).contains("layer-1"));
+        create_overlay(&path, 1 << 20).unwrap();
     }
 }

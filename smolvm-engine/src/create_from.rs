@@ -10,9 +10,9 @@ use snapshot_format::{Blob, CheckpointId, ChunkRef, IdPrefix, Level, Point, Poin
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::check_profile;
 
-use crate::artifact::staging::{PublishError, Staging};
+use crate::artifact::staging::Staging;
 use crate::backend;
-use crate::create::{create_overlay, io_error};
+use crate::create::{create_overlay, io_error, with_hostname};
 use crate::engine::{Engine, MachineInfo};
 use crate::error::EngineError;
 use crate::image::ImageMap;
@@ -112,25 +112,19 @@ impl Engine {
         check_sound(point, &found.packs)?;
         check_equal(&options, point.record())?;
         self.check_host(point, options.backend)?;
-        let name = match &options.name {
-            Some(name) => name.clone(),
-            None => self.free_name()?,
-        };
-        if MachineDir::new(self.home().machine(&name)).exists() {
-            return Err(EngineError::MachineExists { name });
-        }
+        let name = self.choose_name(options.name.as_ref())?;
         let staging = Staging::create(&self.home().machines())
             .map_err(io_error("create a directory in", &self.home().machines()))?;
         let dir = MachineDir::new(staging.path().to_owned());
         fill_from_point(&dir, &found)?;
-        dir.write(&machine_file(&options, &name, point))?;
-        match staging.publish(name.as_str()) {
-            Ok(_) => self.machine(&name),
-            Err(PublishError::Taken) => Err(EngineError::MachineExists { name }),
-            Err(PublishError::Io(source)) => {
-                Err(io_error("publish", &self.home().machine(&name))(source))
+        let machine = machine_file(&options, &name, point);
+        let recorded_line = machine.command_line.clone();
+        let name_host = |machine: &mut MachineFile| {
+            if !machine.keep_identity {
+                machine.command_line = with_hostname(&recorded_line, &machine.name.hostname());
             }
-        }
+        };
+        self.publish_machine(staging, machine, options.name.is_some(), name_host)
     }
 
     fn find(&self, options: &CreateFromOptions) -> Result<Found, EngineError> {

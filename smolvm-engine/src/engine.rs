@@ -18,6 +18,9 @@ use crate::process::{self, ProcessModel};
 use crate::supervisor::control::{Control, ControlReply, LiveStatus};
 use crate::supervisor::{self, StartReport};
 
+/// Pause between two looks at a machine that somebody else starts.
+const READY_PAUSE: Duration = Duration::from_millis(20);
+
 /// How long the hello of a fresh connection to the agent may take.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -130,6 +133,11 @@ pub enum MachineState {
         /// Why.
         reason: String,
     },
+    /// Chunks that it needs are lost.
+    Damaged {
+        /// Which, in which pack, of which point.
+        reason: String,
+    },
 }
 
 impl MachineState {
@@ -140,6 +148,15 @@ impl MachineState {
             Self::Running => "running",
             Self::Stopped => "stopped",
             Self::Failed { .. } => "failed",
+            Self::Damaged { .. } => "damaged",
+        }
+    }
+
+    /// Why it is in this state, where there is a reason.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Failed { reason } | Self::Damaged { reason } => Some(reason),
+            _ => None,
         }
     }
 }
@@ -268,7 +285,9 @@ impl Engine {
         let _operation = dir.lock_operation()?;
         let mut file = self.read(name)?;
         if dir.is_running()? {
-            let backend = match file.state {
+            // Whoever started it may have been killed before it was ready.
+            self.wait_ready(name, &dir)?;
+            let backend = match self.read(name)?.state {
                 RecordedState::Running { backend } => backend,
                 _ => String::new(),
             };
@@ -308,9 +327,10 @@ impl Engine {
                 name,
                 reason: message,
             }),
-            StartReport::Failed { message } => Err(EngineError::NotStarted {
+            StartReport::Failed { message, hint } => Err(EngineError::NotStarted {
                 name,
                 reason: message,
+                hint,
             }),
         }
     }
@@ -346,6 +366,7 @@ impl Engine {
         report.map_err(|_| EngineError::NotStarted {
             name: name.clone(),
             reason: format!("its supervisor ended early, see {}", log.display()),
+            hint: None,
         })
     }
 
@@ -364,10 +385,11 @@ impl Engine {
         let timeout_ms = u64::try_from(options.timeout.as_millis()).unwrap_or(u64::MAX);
         let forced = match self.control(name, &Control::Stop { timeout_ms }) {
             Ok((ControlReply::Stopped { forced }, _)) => forced,
-            Ok((ControlReply::Failed { message }, _)) => {
+            Ok((ControlReply::Failed { message, hint }, _)) => {
                 return Err(EngineError::Refused {
                     name: name.clone(),
                     reason: message,
+                    hint,
                 });
             }
             Ok(_) => false,
@@ -467,9 +489,10 @@ impl Engine {
         let (reply, stream) = self.control(name, &Control::Agent)?;
         match (reply, stream) {
             (ControlReply::Agent, Some(stream)) => Ok(stream),
-            (ControlReply::Failed { message }, _) => Err(EngineError::Refused {
+            (ControlReply::Failed { message, hint }, _) => Err(EngineError::Refused {
                 name: name.clone(),
                 reason: message,
+                hint,
             }),
             _ => Err(EngineError::Supervisor {
                 name: name.clone(),
@@ -503,9 +526,10 @@ impl Engine {
         if info.state == MachineState::Running {
             return Ok(());
         }
-        let state = match &info.state {
-            MachineState::Failed { reason } => format!("failed ({reason})"),
-            state => state.word().to_owned(),
+        let word = info.state.word();
+        let state = match info.state.reason() {
+            Some(reason) => format!("{word} ({reason})"),
+            None => word.to_owned(),
         };
         Err(EngineError::WrongState {
             operation,
@@ -571,6 +595,33 @@ impl Engine {
         Ok((received.message, stream))
     }
 
+    /// Waits until a machine that runs already can be worked in.
+    fn wait_ready(&self, name: &MachineName, dir: &MachineDir) -> Result<(), EngineError> {
+        while dir.is_running()? {
+            match self.live_status(name) {
+                Some(LiveStatus { ready: true, .. }) => return Ok(()),
+                Some(LiveStatus {
+                    silent: Some(reason),
+                    ..
+                }) => {
+                    let name = name.clone();
+                    return Err(EngineError::AgentSilent { name, reason });
+                }
+                // Its set-up goes on, or it just begins or ends.
+                _ => std::thread::sleep(READY_PAUSE),
+            }
+        }
+        let state = describe(self.read(name)?, false, None).state;
+        Err(EngineError::NotStarted {
+            name: name.clone(),
+            reason: match state {
+                MachineState::Failed { reason } | MachineState::Damaged { reason } => reason,
+                state => format!("it ended while it started, and is {}", state.word()),
+            },
+            hint: None,
+        })
+    }
+
     fn live_status(&self, name: &MachineName) -> Option<LiveStatus> {
         match self.control(name, &Control::Status) {
             Ok((ControlReply::Status(status), _)) => Some(status),
@@ -586,6 +637,7 @@ fn describe(file: MachineFile, running: bool, live: Option<LiveStatus>) -> Machi
         RecordedState::Created => MachineState::Created,
         RecordedState::Stopped => MachineState::Stopped,
         RecordedState::Failed { reason } => MachineState::Failed { reason },
+        RecordedState::Damaged { reason } => MachineState::Damaged { reason },
         RecordedState::Running { .. } => MachineState::Failed {
             reason: "its processes were killed".to_owned(),
         },

@@ -33,6 +33,27 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
+/// An error and its sources, outermost first.
+pub(crate) fn sources<'a>(
+    error: &'a (dyn Error + 'static),
+) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error| (*error).source())
+}
+
+/// What to do about an error whose reason is a full file system.
+pub(crate) fn full_hint(error: &(dyn Error + 'static)) -> Option<String> {
+    let is_full = |error: &(dyn Error + 'static)| {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        matches!(
+            kind,
+            Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        )
+    };
+    sources(error)
+        .any(is_full)
+        .then(|| "make room on that file system".to_owned())
+}
+
 /// What kind of error it is, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -144,6 +165,8 @@ pub enum EngineError {
         name: MachineName,
         /// Why.
         reason: String,
+        /// The next step, if it is not to look at the console.
+        hint: Option<String>,
     },
     /// The machine runs, but its agent does not answer.
     #[error("{name} runs, but does not answer: {reason}")]
@@ -209,6 +232,8 @@ pub enum EngineError {
         name: MachineName,
         /// Why.
         reason: String,
+        /// The next step, where there is one.
+        hint: Option<String>,
     },
     /// The host failed.
     #[error("cannot {operation} {}", path.display())]
@@ -277,6 +302,9 @@ impl EngineError {
                     "remove it with: smolvm machine delete --name {name} -f"
                 ))
             }
+            Self::NotStarted {
+                hint: Some(hint), ..
+            } => Some(hint.clone()),
             Self::NotStarted { name, .. } | Self::AgentSilent { name, .. } => Some(format!(
                 "see its console with: smolvm machine logs --name {name}"
             )),
@@ -299,7 +327,8 @@ impl EngineError {
                 }
                 .unwrap_or_else(|| "see what this host can do with: smolvm doctor".to_owned()),
             ),
-            _ => None,
+            Self::Refused { hint, .. } => hint.clone(),
+            error => full_hint(error),
         }
     }
 }

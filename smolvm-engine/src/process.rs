@@ -51,6 +51,7 @@ pub fn run_if_asked(arguments: impl IntoIterator<Item = OsString>) -> Option<Exi
     let result = if first == SUPERVISOR {
         run_supervisor(arguments)
     } else if first == VMM {
+        end_at_panics();
         take_standard_input()
             .map_err(|error| chain(&error))
             .and_then(|socket| vmm::run(UnixStream::from(socket)).map_err(|error| chain(&error)))
@@ -81,6 +82,16 @@ fn run_supervisor(mut arguments: impl Iterator<Item = OsString>) -> Result<(), S
     let model = ProcessModel::Processes { program };
     supervisor::run(&Home::at(home), &name, &model, UnixStream::from(socket));
     Ok(())
+}
+
+/// From now on a panic of any thread ends the process: a guest whose disk or vCPU nobody serves any more would
+/// hang, while the end of its VMM is seen and told.
+fn end_at_panics() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        std::process::abort();
+    }));
 }
 
 /// Takes the socket that is standard input, and leaves nothing there.

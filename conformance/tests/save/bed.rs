@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet};
+use smolvm_engine::phase::HOLD_VARIABLE;
 use smolvm_engine::process::ProcessModel;
 use smolvm_engine::progress::Silent;
 use smolvm_engine::{
@@ -26,6 +27,9 @@ pub(crate) fn long() -> bool {
 pub(crate) fn slow() -> bool {
     std::env::var(conformance::skip::REQUIRE_KVM).is_ok_and(|value| value == "1") && !long()
 }
+
+/// Name of the folder of phases to hold at.
+const HOLDS: &str = "holds";
 
 pub(crate) const SLOW: &str =
     "many boots, which take long here: with SMOLVM_LONG=1, or on the host itself";
@@ -55,7 +59,7 @@ impl Bed {
     }
 
     /// A bed in this folder.
-    fn open_in(test: &str, parent: &Path) -> Option<Self> {
+    pub(crate) fn open_in(test: &str, parent: &Path) -> Option<Self> {
         let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let (Some(smolvm), Some(prepared)) = (variable("SMOLVM"), variable("SMOLVM_HOME")) else {
             conformance::skip::because(test, "$SMOLVM and $SMOLVM_HOME are not set");
@@ -67,6 +71,7 @@ impl Bed {
             .expect("a folder for the test");
         let home = folder.path().join("home");
         fs::create_dir(&home).expect("a home");
+        fs::create_dir(folder.path().join(HOLDS)).expect("a folder for holds");
         for part in ["images", "kernels", "cache"] {
             copy(&prepared.join(part), &home.join(part));
         }
@@ -89,6 +94,11 @@ impl Bed {
         self.folder.path().join(name)
     }
 
+    /// Where the phases are named at which processes are held that [`Bed::command`] started.
+    pub(crate) fn holds(&self) -> PathBuf {
+        self.path(HOLDS)
+    }
+
     pub(crate) fn home(&self) -> &Path {
         &self.home
     }
@@ -99,6 +109,7 @@ impl Bed {
         command
             .args(arguments)
             .env("SMOLVM_HOME", &self.home)
+            .env(HOLD_VARIABLE, self.holds())
             .current_dir(self.folder.path())
             .stdin(Stdio::null());
         command
@@ -332,6 +343,13 @@ fn copy(from: &Path, to: &Path) {
 pub(crate) fn copy_bytes(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("-r").arg(from).arg(to).status();
     assert!(status.expect("cp runs").success());
+}
+
+/// The names in a directory.
+pub(crate) fn names(directory: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(directory).expect("a directory");
+    let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    entries.map(|entry| name(entry.expect("entry"))).collect()
 }
 
 /// A point as it lies in a checkpoint directory.

@@ -12,14 +12,29 @@ use crate::bed::{Bed, SLOW, Saved, long, slow};
 /// Set where this program was started again as the root of a user namespace.
 const INSIDE: &str = "SMOLVM_TEST_NAMESPACE";
 
-/// Runs this test again where a file system can be mounted.
-fn again_in_a_namespace(test: &str) {
+/// Whether this program runs where a file system can be mounted. If not, the test of this module is run
+/// again in such a place, or skipped, and there is nothing left to do here.
+pub(crate) fn in_a_namespace(module: &str, test: &str) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    if std::env::var_os("SMOLVM").is_none() {
+        conformance::skip::because(test, "$SMOLVM and $SMOLVM_HOME are not set");
+    } else if slow() {
+        conformance::skip::because(test, SLOW);
+    } else {
+        again_in_a_namespace(module, test);
+    }
+    false
+}
+
+fn again_in_a_namespace(module: &str, test: &str) {
     let program = std::env::current_exe().expect("this program");
     let works = Command::new("unshare").args(["-rm", "true"]).output();
     if !works.is_ok_and(|output| output.status.success()) {
         return conformance::skip::because(test, "no user namespace to mount a file system in");
     }
-    let inner = format!("full_disk::{test}");
+    let inner = format!("{module}::{test}");
     // Its output is a harness's of its own, which is not to be counted twice.
     let output = Command::new("unshare")
         .arg("-rm")
@@ -52,14 +67,8 @@ fn fill(folder: &Path, leave: u64) {
 #[test]
 fn a_full_disk_publishes_nothing_and_loses_nothing() {
     let test = "a_full_disk_publishes_nothing_and_loses_nothing";
-    if std::env::var_os(INSIDE).is_none() {
-        if std::env::var_os("SMOLVM").is_none() {
-            return conformance::skip::because(test, "$SMOLVM and $SMOLVM_HOME are not set");
-        }
-        if slow() {
-            return conformance::skip::because(test, SLOW);
-        }
-        return again_in_a_namespace(test);
+    if !in_a_namespace("full_disk", test) {
+        return;
     }
     let Some(bed) = Bed::open_on_the_host(test) else {
         return;

@@ -46,7 +46,7 @@ fn no_restore_of_ten_points_disagrees_with_its_disk() {
 }
 
 /// The journal is replayed on a copy; then nothing may be wrong.
-fn fsck(bed: &Bed, saved: &Saved) {
+pub(crate) fn fsck(bed: &Bed, saved: &Saved) {
     let disk = bed.path("disk.img");
     saved.write_disk(&disk);
     let e2fsck = |arguments: &[&str]| {

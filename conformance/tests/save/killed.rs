@@ -23,17 +23,18 @@ impl Moments {
     }
 }
 
+/// Who is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Victim {
+pub(crate) enum Victim {
     Supervisor,
     Vmm,
     Command,
 }
 
 impl Victim {
-    const ALL: [Self; 3] = [Self::Supervisor, Self::Vmm, Self::Command];
+    pub(crate) const ALL: [Self; 3] = [Self::Supervisor, Self::Vmm, Self::Command];
 
-    fn kill(self, bed: &Bed, name: &str, command: &mut Child) {
+    pub(crate) fn kill(self, bed: &Bed, name: &str, command: &mut Child) {
         match self {
             Self::Supervisor => bed.supervisors(name).into_iter().for_each(kill),
             Self::Vmm => bed.vmms(name).into_iter().for_each(kill),
@@ -44,7 +45,7 @@ impl Victim {
 }
 
 /// A guest that counts durably; joined, the last number that it said.
-fn counting(bed: &Bed, name: &str) -> JoinHandle<u64> {
+pub(crate) fn counting(bed: &Bed, name: &str) -> JoinHandle<u64> {
     let mut child = bed.spawn(name, &["python3", "/root/writer.py"]);
     let output = BufReader::new(child.stdout.take().expect("its output"));
     std::thread::spawn(move || {
@@ -54,21 +55,21 @@ fn counting(bed: &Bed, name: &str) -> JoinHandle<u64> {
     })
 }
 
-fn count(bed: &Bed, name: &str) -> u64 {
+pub(crate) fn count(bed: &Bed, name: &str) -> u64 {
     // Killed early enough, nothing was counted yet.
     let script = "if test -s /root/count; then cat /root/count; else echo 0; fi";
     bed.sh(name, script).parse().expect("a number")
 }
 
 /// Waits until no process of the machine is left.
-fn wait_end(bed: &Bed, name: &str) {
+pub(crate) fn wait_end(bed: &Bed, name: &str) {
     while bed.state(name) == MachineState::Running {
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
 /// Names that begin with a dot in the folder, where stagings lie.
-fn hidden(bed: &Bed) -> Vec<String> {
+pub(crate) fn hidden(bed: &Bed) -> Vec<String> {
     let entries = fs::read_dir(bed.path(".")).expect("the folder");
     let names = entries.map(|entry| {
         entry

@@ -5,11 +5,14 @@
 //! what is sampled is done in full.
 
 mod bed;
+mod disk;
+mod each_write;
 mod full_disk;
 mod history;
 mod independent;
 mod instant;
 mod killed;
 mod memory;
+mod phases;
 mod refused;
 mod time;

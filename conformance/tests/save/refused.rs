@@ -2,14 +2,16 @@
 
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use smolvm_engine::{EngineError, MachineState, PointError, chain};
 use snapshot_format::{Point, PointRecord};
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::CpuidTable;
 
-use crate::bed::{Bed, copy_bytes, long, machine};
+use crate::bed::{Bed, copy_bytes, long, machine, names};
+use crate::killed::wait_end;
 
 /// A bed with one checkpoint, `good.checkpoint`, and no machine.
 fn bed_with_point(test: &str) -> Option<Bed> {
@@ -111,6 +113,88 @@ fn damaged_packs_are_named() {
     }
     let error = refusal(&bed);
     assert!(error.contains("pack") || error.contains("chunk"), "{error}");
+}
+
+/// Gives the machine packs of its own, instead of links to those of the checkpoint.
+fn own_packs(bed: &Bed, name: &str) -> Vec<PathBuf> {
+    let packs = bed.home().join("machines").join(name).join("packs");
+    let own = |name: String| {
+        let path = packs.join(name);
+        let bytes = fs::read(&path).expect("read");
+        fs::remove_file(&path).expect("remove");
+        fs::write(&path, bytes).expect("write");
+        path
+    };
+    names(&packs).into_iter().map(own).collect()
+}
+
+/// Writes over a part of each chunk, in place.
+fn damage(packs: &[PathBuf]) {
+    for pack in packs {
+        let file = fs::File::options().write(true).open(pack).expect("open");
+        let length = file.metadata().expect("length").len();
+        // Chunks are compressed, and the index at the end is left as it is.
+        for at in (4096..length.saturating_sub(1 << 20)).step_by(2048) {
+            file.write_all_at(&[0x5a; 64], at).expect("write");
+        }
+    }
+}
+
+/// The machine is damaged, and says which chunk, which pack and which point.
+fn check_damaged(bed: &Bed, point: &str) {
+    let MachineState::Damaged { reason } = bed.state("victim") else {
+        panic!("{:?}", bed.state("victim"));
+    };
+    for word in ["chunk", ".pack", point] {
+        assert!(reason.contains(word), "no {word}: {reason}");
+    }
+    let status = bed.run(["machine", "status", "--name", "victim"]);
+    assert!(status.expect("status").contains("damaged: "));
+    let refused = bed.try_exec("victim", &["true"]).expect_err("no machine");
+    assert!(refused.contains("damaged ("), "{refused}");
+}
+
+#[test]
+fn damage_that_is_found_late_makes_the_machine_damaged() {
+    let Some(bed) = bed_with_point("damage_that_is_found_late_makes_the_machine_damaged") else {
+        return;
+    };
+    let record = fs::read(bed.path("good.checkpoint/point.record")).expect("record");
+    let point = Point::decode(&record).expect("sound").id().short();
+    let create = || {
+        bed.create_from("victim", "good.checkpoint", None)
+            .expect("create");
+        own_packs(&bed, "victim")
+    };
+    // In memory, found before the guest runs.
+    damage(&create());
+    let start = ["machine", "start", "--name", "victim"];
+    let error = bed.run(start).expect_err("a damaged point runs");
+    assert!(error.contains("machine create --from"), "no hint: {error}");
+    check_damaged(&bed, &point);
+    let console = fs::read(bed.home().join("machines/victim/console.log"));
+    assert!(console.is_ok_and(|text| text.is_empty()), "the guest ran");
+    // Another copy is used where there is one.
+    let copies = bed.home().join("store/packs");
+    fs::create_dir_all(&copies).expect("create");
+    for name in names(&bed.path("good.checkpoint/packs")) {
+        let from = bed.path("good.checkpoint/packs").join(&name);
+        fs::copy(from, copies.join(name)).expect("copy");
+    }
+    bed.start("victim").expect("there is another copy");
+    assert_eq!(bed.sh("victim", "echo works"), "works");
+    bed.delete("victim");
+    fs::remove_dir_all(bed.home().join("store")).expect("remove");
+    // On the disk, found while the guest runs.
+    let packs = create();
+    bed.start("victim").expect("a sound machine");
+    damage(&packs);
+    let read = "echo 3 > /proc/sys/vm/drop_caches; find /usr -type f -exec cat {} + > /dev/null";
+    bed.try_exec("victim", &["sh", "-c", read])
+        .expect_err("damaged files were read");
+    wait_end(&bed, "victim");
+    check_damaged(&bed, &point);
+    bed.delete("victim");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 use rustix::fs::{major, minor, statvfs};
 
@@ -20,7 +21,8 @@ pub(super) fn resize_root() -> Result<u64, ControlError> {
         .metadata()
         .map_err(ControlError::system("find the root device"))?
         .dev();
-    let path = format!("/sys/dev/block/{}:{}/size", major(device), minor(device));
+    let number = format!("{}:{}", major(device), minor(device));
+    let path = format!("/sys/dev/block/{number}/size");
     let size = fs::read_to_string(&path).map_err(|source| ControlError::File {
         step: "read the size of the root disk from",
         path: path.clone().into(),
@@ -32,8 +34,32 @@ pub(super) fn resize_root() -> Result<u64, ControlError> {
     let stat = || statvfs("/").map_err(ControlError::system("measure the root file system"));
     let block_bytes = stat()?.f_frsize.max(1);
     let device_blocks = sectors * SECTOR_BYTES / block_bytes;
-    ext4::resize(&root, device_blocks)
-        .map_err(ControlError::system("resize the root file system"))?;
+    // The kernel refuses to resize what had errors, even to the size that it has: such a machine must start.
+    if blocks_on(&number)? < device_blocks {
+        ext4::resize(&root, device_blocks)
+            .map_err(ControlError::system("resize the root file system"))?;
+    }
     let now = stat()?;
     Ok(now.f_blocks * now.f_frsize)
+}
+
+/// The number of blocks of the file system on the device with this number.
+fn blocks_on(number: &str) -> Result<u64, ControlError> {
+    let path = format!("/sys/dev/block/{number}/uevent");
+    let about = fs::read_to_string(&path).map_err(|source| ControlError::File {
+        step: "read the name of the root disk from",
+        path: path.into(),
+        source,
+    })?;
+    let name = about.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+    let name = name.ok_or(ControlError::Invalid {
+        what: "the root disk has no name",
+    })?;
+    let path = PathBuf::from("/dev").join(name);
+    let blocks = File::open(&path).and_then(|device| ext4::block_count(&device));
+    blocks.map_err(|source| ControlError::File {
+        step: "read the superblock of",
+        path,
+        source,
+    })
 }

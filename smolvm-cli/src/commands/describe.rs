@@ -24,18 +24,15 @@ pub(crate) fn short(id: &str) -> &str {
 
 /// The state, with its reason.
 pub(crate) fn state(state: &MachineState) -> String {
-    match state {
-        MachineState::Failed { reason } => format!("failed: {reason}"),
-        state => state.word().to_owned(),
+    match state.reason() {
+        Some(reason) => format!("{}: {reason}", state.word()),
+        None => state.word().to_owned(),
     }
 }
 
 /// A machine for programs.
 pub(crate) fn object_of(machine: &MachineInfo) -> Value {
-    let reason = match &machine.state {
-        MachineState::Failed { reason } => Some(reason.as_str()),
-        _ => None,
-    };
+    let reason = machine.state.reason();
     let (image, kernel, point) = match &machine.origin {
         MachineOrigin::Image { image, kernel } => (Some(image), Some(kernel), None),
         MachineOrigin::Point { id, .. } => (None, None, Some(id)),

@@ -18,5 +18,8 @@ pub(crate) fn start() {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .with_target(false)
+        // A log that cannot be written, as on a full file system, would be complained about on stderr, which
+        // is the log: that complaint panics.
+        .log_internal_errors(false)
         .init();
 }

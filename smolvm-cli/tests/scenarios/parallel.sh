@@ -1,5 +1,6 @@
 #!/bin/sh
-# Ten machines created, started, used, stopped and deleted at once, while others look.
+# Ten machines created, started, used, stopped and deleted at once, while others look; before that, twenty
+# made at once without a name.
 set -eu
 smolvm=${SMOLVM:-smolvm} image=${IMAGE:-debian} me=$$ dir=$(mktemp -d)
 cd "$dir"
@@ -9,10 +10,31 @@ cleanup() {
     for n in 0 1 2 3 4 5 6 7 8 9; do
         "$smolvm" machine delete --name "many-$me-$n" -f > /dev/null 2>&1 || :
     done
+    forget
     wait
     cd /; rm -rf "$dir"
 }
+# What was made without a name, by the label that it was given.
+unnamed() {
+    "$smolvm" machine ls --json | grep "\"unnamed\":\"$me\"" |
+        sed 's/.*"name":"\([^"]*\)".*/\1/'
+}
+forget() {
+    for name in $(unnamed); do
+        "$smolvm" machine delete --name "$name" -f > /dev/null 2>&1 || :
+    done
+}
 trap cleanup EXIT
+
+makers=
+for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    "$smolvm" machine create --image "$image" --mem 256M --label "unnamed=$me" > "made-$n" 2>&1 &
+    makers="$makers $!"
+done
+for pid in $makers; do wait "$pid" || fail "a machine without a name: $(cat made-*)"; done
+[ "$(unnamed | sort -u | wc -l)" = 20 ] || fail "without a name: $(unnamed | sort | tr '\n' ' ')"
+forget
+[ -z "$(unnamed)" ] || fail "still there: $(unnamed)"
 
 look() {
     while [ ! -e enough ]; do

@@ -71,6 +71,15 @@ impl Staging {
     ///
     /// [`PublishError::Taken`] if the name exists; nothing is ever replaced.
     pub(crate) fn publish(mut self, name: &str) -> Result<PathBuf, PublishError> {
+        self.try_publish(name)
+    }
+
+    /// As [`Staging::publish`]; where the name is taken the directory stays, for another name.
+    ///
+    /// # Errors
+    ///
+    /// [`PublishError::Taken`] if the name exists; nothing is ever replaced.
+    pub(crate) fn try_publish(&mut self, name: &str) -> Result<PathBuf, PublishError> {
         sync_tree(&self.path)?;
         let target = self.collection.join(name);
         let cwd = rustix::fs::CWD;
@@ -196,6 +205,9 @@ mod tests {
         first.publish("x").unwrap();
         let second = Staging::create(&collection).unwrap();
         fs::write(second.path().join("f"), "two").unwrap();
+        let mut second = second;
+        assert!(matches!(second.try_publish("x"), Err(PublishError::Taken)));
+        assert!(second.path().join("f").exists(), "it can have another name");
         assert!(matches!(second.publish("x"), Err(PublishError::Taken)));
         assert_eq!(fs::read(collection.join("x/f")).unwrap(), b"one");
         assert_eq!(

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use agent_protocol::client::{ClientError, Connection, ExecEvent};
 use agent_protocol::codec::Bytes;
 use agent_protocol::message::{Identity, Outcome};
+use cas_store::ReadError;
 use thiserror::Error;
 use vmm_core::entropy::SeededEntropy;
 use vmm_core::machine::{MachineError, MachineEvent, RunningMachine};
@@ -24,7 +25,7 @@ use self::stream::GuestStream;
 use crate::backend;
 use crate::create::{create_overlay, io_error};
 use crate::engine::{Engine, MachineState};
-use crate::error::EngineError;
+use crate::error::{EngineError, chain};
 use crate::exec::{ExecOptions, exec_request};
 use crate::machine::{Backend, MachineDir, MachineFile, MachineSpec, RunLock};
 use crate::name::MachineName;
@@ -214,7 +215,8 @@ fn open_parts(
     let top = create_overlay(&scratch.path().join("layer"), file.spec.disk_bytes)?;
     let (ours, theirs) = UnixStream::pair().map_err(DeterministicError::Connect)?;
     let descriptors = supervisor::descriptors(dir, &file, running, theirs, Some(top))?;
-    let parts = Parts::open(request(dir, &file, seed)?, descriptors)?;
+    let on_damage = |error: &ReadError| tracing::error!(error = %chain(error), "a chunk is lost");
+    let parts = Parts::open(request(dir, &file, seed)?, descriptors, Arc::new(on_damage))?;
     Ok((parts, AgentDialer::new(ours)))
 }
 
@@ -242,6 +244,7 @@ fn request(
         vsock_cid: GUEST_CID,
         disk_bytes: spec.disk_bytes,
         pack_directories: vec![dir.packs()],
+        other_pack_directories: Vec::new(),
         branchable: false,
         restore: file.restore.is_some(),
         deterministic: Some(seed),

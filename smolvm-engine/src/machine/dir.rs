@@ -12,6 +12,9 @@ use super::file::{MACHINE_FILE_VERSION, MachineFile};
 /// Largest `machine.json` in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
+/// What the names of files begin with that are written to replace others.
+pub(crate) const TEMPORARY_PREFIX: &str = ".new-";
+
 /// Why a machine's directory could not be read or changed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -255,7 +258,7 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), MachineDirEr
     };
     let directory = path.parent().unwrap_or(Path::new("."));
     let mut temporary = tempfile::Builder::new()
-        .prefix(".new-")
+        .prefix(TEMPORARY_PREFIX)
         .tempfile_in(directory)
         .map_err(io_error("create a file in", directory))?;
     temporary

@@ -91,6 +91,11 @@ pub(crate) enum RecordedState {
         /// Why.
         reason: String,
     },
+    /// Chunks that it needs are lost.
+    Damaged {
+        /// Which, in which pack, of which point.
+        reason: String,
+    },
 }
 
 /// A machine's disk: what lies under it, and its layers from bottom to top.

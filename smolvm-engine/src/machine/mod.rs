@@ -5,7 +5,7 @@ mod file;
 mod spec;
 
 pub use dir::MachineDirError;
-pub(crate) use dir::{MachineDir, RunLock, replace_file, sync_directory};
+pub(crate) use dir::{MachineDir, RunLock, TEMPORARY_PREFIX, replace_file, sync_directory};
 pub use file::MachineOrigin;
 pub(crate) use file::{DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState};
 pub use spec::{Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineSpec};

@@ -11,6 +11,7 @@ use snapshot_format::Point;
 use super::checkpoint_dir::CheckpointDir;
 use super::error::PointError;
 use super::history::{History, record_file_name};
+use crate::phase::Phase;
 
 /// What is published.
 pub(crate) struct Publication<'a> {
@@ -29,7 +30,7 @@ pub(crate) struct Publication<'a> {
 }
 
 /// Publishes. On an error nothing is left.
-pub(crate) fn publish(publication: &Publication<'_>) -> Result<(), PointError> {
+pub(crate) fn publish(publication: &Publication<'_>) -> Result<Published, PointError> {
     let target = publication.target;
     if target.symlink_metadata().is_ok() {
         return Err(PointError::Taken {
@@ -58,6 +59,7 @@ pub(crate) fn publish(publication: &Publication<'_>) -> Result<(), PointError> {
     for path in [dir.generations(), staging.path.clone()] {
         sync_directory(&path)?;
     }
+    Phase::Staged.reached();
     staging.publish(target)
 }
 
@@ -117,6 +119,24 @@ struct Staging {
     published: bool,
 }
 
+/// A directory that has its name.
+pub(crate) struct Published {
+    target: PathBuf,
+    /// Its hidden name before that, by which the store knows it as staged.
+    hidden: PathBuf,
+}
+
+impl Published {
+    /// Takes the directory back: its name is gone before its contents are.
+    pub(crate) fn withdraw(self) {
+        let withdrawn =
+            fs::rename(&self.target, &self.hidden).and_then(|()| fs::remove_dir_all(&self.hidden));
+        if let Err(error) = withdrawn {
+            tracing::error!(path = %self.target.display(), %error, "a checkpoint that failed is left behind");
+        }
+    }
+}
+
 impl Staging {
     fn create(target: &Path, sealed: &SealedCapture) -> Result<Self, PointError> {
         let name = target.file_name().unwrap_or_default().to_string_lossy();
@@ -133,7 +153,7 @@ impl Staging {
         Ok(staging)
     }
 
-    fn publish(mut self, target: &Path) -> Result<(), PointError> {
+    fn publish(mut self, target: &Path) -> Result<Published, PointError> {
         match renameat_with(CWD, &self.path, CWD, target, RenameFlags::NOREPLACE) {
             Ok(()) => self.published = true,
             Err(rustix::io::Errno::EXIST) => {
@@ -143,7 +163,17 @@ impl Staging {
             }
             Err(error) => return Err(PointError::io("publish", target)(error.into())),
         }
-        sync_directory(target.parent().unwrap_or(Path::new(".")))
+        let published = Published {
+            target: target.to_owned(),
+            hidden: self.path.clone(),
+        };
+        match sync_directory(target.parent().unwrap_or(Path::new("."))) {
+            Ok(()) => Ok(published),
+            Err(error) => {
+                published.withdraw();
+                Err(error)
+            }
+        }
     }
 }
 

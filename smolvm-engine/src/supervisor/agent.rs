@@ -1,5 +1,6 @@
 //! Talking to the guest's agent.
 
+use std::error::Error;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -11,6 +12,7 @@ use agent_protocol::client::{ClientError, Connection};
 use thiserror::Error;
 
 use crate::channel::{self, ChannelError};
+use crate::error::sources;
 
 /// Pause between two attempts to reach an agent that does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -47,6 +49,14 @@ pub(crate) enum AgentError {
     /// The machine ended meanwhile.
     #[error("the machine ended")]
     Ended,
+    /// A call was not answered in time.
+    #[error("the agent did not finish the {call} within {} s", patience.as_secs_f32())]
+    Late {
+        /// Which call.
+        call: &'static str,
+        /// How long it had.
+        patience: Duration,
+    },
     /// A call failed.
     #[error("the agent's {call} failed")]
     Call {
@@ -56,6 +66,24 @@ pub(crate) enum AgentError {
         #[source]
         source: ClientError,
     },
+}
+
+impl AgentError {
+    /// The failure of a call whose answer was waited for so long.
+    pub(super) fn of_call(call: &'static str, patience: Duration, source: ClientError) -> Self {
+        // What a socket says whose read timeout has passed.
+        let is_late = |error: &(dyn Error + 'static)| {
+            let error = error.downcast_ref::<io::Error>().map(io::Error::kind);
+            matches!(
+                error,
+                Some(io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+            )
+        };
+        if sources(&source).any(is_late) {
+            return Self::Late { call, patience };
+        }
+        Self::Call { call, source }
+    }
 }
 
 /// Makes connections to the agent through the VMM's vsock device.
@@ -146,6 +174,8 @@ impl AgentDialer {
 mod tests {
     use std::cell::Cell;
 
+    use agent_protocol::hello::welcome;
+
     use super::*;
 
     /// A dialer whose VMM closes each connection at once, as a guest without an agent does.
@@ -189,5 +219,45 @@ mod tests {
         let patience = Duration::from_secs(3600);
         let result = without_agent().connect(patience, patience, ended);
         assert!(matches!(result, Err(AgentError::Ended)));
+    }
+
+    #[test]
+    fn a_call_that_takes_too_long_is_told_as_such() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(Duration::from_millis(10)))
+            .unwrap();
+        let (reader, writer) = (ours.try_clone().unwrap(), ours);
+        let error = Connection::open(reader, writer).unwrap_err();
+        let late = AgentError::of_call("new identity", Duration::from_secs(2), error);
+        assert_eq!(
+            late.to_string(),
+            "the agent did not finish the new identity within 2 s"
+        );
+        let broken = ClientError::Unexpected {
+            reply: "x".to_owned(),
+        };
+        let error = AgentError::of_call("reseed", Duration::from_secs(2), broken);
+        assert!(matches!(error, AgentError::Call { call: "reseed", .. }));
+    }
+
+    /// A host may be so busy that no agent answers within the first attempt's time.
+    #[test]
+    fn an_agent_that_is_always_late_is_heard_in_the_end() {
+        let (ours, vmm) = UnixStream::pair().unwrap();
+        let late = FIRST_HELLO_TIMEOUT + Duration::from_millis(500);
+        std::thread::spawn(move || {
+            while let Ok(mut received) = channel::receive::<u32>(&vmm) {
+                let stream = UnixStream::from(received.descriptors.remove(0));
+                std::thread::spawn(move || {
+                    std::thread::sleep(late);
+                    // Nobody listens any more where the attempt was given up.
+                    let _ = welcome(&mut &stream, &mut &stream);
+                });
+            }
+        });
+        let patience = Duration::from_secs(60);
+        AgentDialer::new(ours)
+            .connect(patience, patience, || false)
+            .unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! Saving a running machine: from a command to a published point.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,8 +11,8 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cas_store::{
-    Capture, CaptureOptions, ChunkId, MAX_PACKS_PER_POINT, PackSet, PointId, SealedCapture, Store,
-    StoreError,
+    Capture, CaptureOptions, ChunkId, MAX_PACKS_PER_POINT, PackId, PackSet, PointId, SealedCapture,
+    Store, StoreError, pack_file_name,
 };
 use snapshot_format::{
     Blob, BootBlobs, CheckpointId, ChunkMap, ChunkRef, LineageEntry, Point, StateRecord, WallTime,
@@ -24,8 +25,10 @@ use super::disk_capture::{self, DiskCaptureError};
 use super::record::{self, RecordError};
 use super::run::Shared;
 use crate::channel::{self as socket_channel, ChannelError};
+use crate::error::EngineError;
 use crate::image::ImageMap;
 use crate::machine::{MachineDirError, MachineFile, replace_file};
+use crate::phase::Phase;
 use crate::point::{
     History, PointError, Publication, chunk_ids, publish, read_point, record_file_name,
     sync_directory, write_synced,
@@ -67,6 +70,8 @@ pub(crate) enum CheckpointError {
         #[source]
         source: io::Error,
     },
+    #[error(transparent)]
+    Layer(#[from] Box<EngineError>),
     #[error("whoever asked for it is gone")]
     Cancelled,
 }
@@ -117,6 +122,7 @@ pub(super) fn checkpoint(
         ..CaptureOptions::default()
     };
     let capture = store.begin_capture(options)?;
+    Phase::CaptureBegun.reached();
     shared.sync_guest(SYNC_PATIENCE);
 
     let (sender, messages) = channel();
@@ -173,12 +179,15 @@ impl Run<'_> {
         begin: Instant,
     ) -> Result<CheckpointDone, CheckpointError> {
         let machine = self.add_layer()?;
+        Phase::LayerAdded.reached();
         let base = state.base.clone();
         let mut sink = ChunkSink::new(&capture, base.as_deref(), machine.spec.memory_bytes)?;
         let instant = self.receive(&machine, base.is_none(), &mut sink, progress)?;
         let memory = sink.finish(machine_packs)?;
+        Phase::MemoryStored.reached();
         progress("disk", 0, None);
         let disk = disk_capture::capture_disk(&self.shared.dir, &machine, &capture, machine_packs)?;
+        Phase::DiskStored.reached();
         let boot = self.boot_blobs(&machine, &capture, machine_packs)?;
         let record = record::assemble(
             &machine,
@@ -196,17 +205,28 @@ impl Run<'_> {
             return Err(CheckpointError::Cancelled);
         }
         let sealed = capture.seal()?;
-        self.pin_into_machine(&point, &bytes, &ids, &sealed)?;
-        if let Err(error) = self.publish(store, request, &machine, &point, &bytes, &sealed) {
-            self.forget_record(&point.id());
+        Phase::PacksSealed.reached();
+        let pinned_before = self.pinned_packs()?;
+        let published = self
+            .pin_into_machine(&point, &bytes, &ids, &sealed)
+            .and_then(|()| self.publish(store, request, &machine, &point, &bytes, &sealed));
+        if let Err(error) = published {
+            self.unpin(&point.id(), &pinned_before);
             return Err(error);
         }
+        Phase::Registered.reached();
         let point = Arc::new(point);
         // The point is published and durable: it stands even if the machine cannot take it as its head.
-        match self.adopt_point(&machine, &point, request) {
-            Ok(()) => state.base = self.shared.branchable.then(|| point.clone()),
+        match self.move_head(&machine, &point, request) {
+            Ok(base) => {
+                state.base = self.shared.branchable.then(|| point.clone());
+                if let Err(error) = self.rebase(&machine, &base) {
+                    tracing::warn!(%error, "former layers of the disk are kept");
+                }
+            }
             Err(error) => {
                 tracing::error!(error = %crate::error::chain(&error), "the head was not moved");
+                self.unpin(&point.id(), &pinned_before);
                 self.abort(state);
             }
         }
@@ -235,12 +255,14 @@ impl Run<'_> {
         let mut machine = dir.read()?.ok_or(CheckpointError::Ended)?;
         let name = format!("layer-{}", machine.disk.next);
         let path = dir.disk().join(&name);
-        crate::create::create_overlay(&path, machine.spec.disk_bytes)
-            .map_err(|error| CheckpointError::Vmm(crate::error::chain(&error)))?;
+        crate::create::create_overlay(&path, machine.spec.disk_bytes).map_err(Box::new)?;
         sync_directory(&dir.disk())?;
         machine.disk.next += 1;
-        machine.disk.layers.push(name);
-        dir.write(&machine)?;
+        machine.disk.layers.push(name.clone());
+        if let Err(error) = dir.write(&machine) {
+            self.remove_disk_files([&name]);
+            return Err(error.into());
+        }
         Ok(machine)
     }
 
@@ -336,7 +358,12 @@ impl Run<'_> {
         {
             let boot = point.record().boot.clone();
             disk_capture::adopt(capture, machine_packs, boot_ids(&boot))?;
-            return Ok(boot);
+            // It names the host, which a restored machine may have changed.
+            let command_line = machine.command_line.clone();
+            return Ok(BootBlobs {
+                command_line,
+                ..boot
+            });
         }
         Ok(BootBlobs {
             kernel: put_file(capture, &dir.kernel())?,
@@ -360,13 +387,35 @@ impl Run<'_> {
             write_synced(&path, record)?;
             sync_directory(&dir.records())?;
         }
+        Phase::Pinned.reached();
         Ok(())
     }
 
-    fn forget_record(&self, id: &CheckpointId) {
-        let path = self.shared.dir.records().join(record_file_name(id));
-        if let Err(error) = fs::remove_file(&path) {
-            tracing::debug!(%error, "the record of a point that failed was not removed");
+    /// The packs that the machine has.
+    fn pinned_packs(&self) -> Result<HashSet<PackId>, CheckpointError> {
+        let packs = PackSet::open([self.shared.dir.packs()]).packs();
+        Ok(packs.map_err(PointError::from)?.into_iter().collect())
+    }
+
+    /// Undoes [`Run::pin_into_machine`] for a point that was not published.
+    fn unpin(&self, id: &CheckpointId, pinned_before: &HashSet<PackId>) {
+        let dir = &self.shared.dir;
+        let mut unneeded = vec![dir.records().join(record_file_name(id))];
+        match self.pinned_packs() {
+            Ok(packs) => unneeded.extend(
+                packs
+                    .difference(pinned_before)
+                    .map(|pack| dir.packs().join(pack_file_name(pack))),
+            ),
+            Err(error) => tracing::warn!(%error, "packs of a point that failed are kept"),
+        }
+        for path in unneeded {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "a leftover of a failed capture is kept");
+                }
+                _ => {}
+            }
         }
     }
 
@@ -387,7 +436,7 @@ impl Run<'_> {
         };
         let earlier = self.earlier(machine, request.history)?;
         let earlier_packs = PackSet::open([dir.packs()]);
-        publish(&Publication {
+        let published = publish(&Publication {
             target: output,
             point,
             record,
@@ -395,7 +444,12 @@ impl Run<'_> {
             earlier_packs: &earlier_packs,
             sealed,
         })?;
-        Ok(store.register_directory(&id, output, &line)?)
+        Phase::Published.reached();
+        if let Err(error) = store.register_directory(&id, output, &line) {
+            published.withdraw();
+            return Err(error.into());
+        }
+        Ok(())
     }
 
     /// The machine's head and its parents, at most `limit`.
@@ -418,13 +472,13 @@ impl Run<'_> {
         ))
     }
 
-    /// Makes the point the machine's head and the base of its disk.
-    fn adopt_point(
+    /// Makes the point the machine's head and the base of its disk. Returns the name of the base.
+    fn move_head(
         &self,
         machine: &MachineFile,
         point: &Point,
         request: &CheckpointRequest,
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<String, CheckpointError> {
         let dir = &self.shared.dir;
         let disk = &point.record().disks[0];
         let map = ImageMap::new(disk.chunks.iter().map(|chunk| ChunkId(chunk.0)).collect());
@@ -432,26 +486,37 @@ impl Run<'_> {
         let base_path = dir.disk().join(&base);
         replace_file(&base_path, &map.encode())?;
 
-        let (old_base, old_layers) = (machine.disk.base.clone(), machine.disk.layers.clone());
         let mut machine = machine.clone();
         let top = machine.disk.layers.pop().ok_or(CheckpointError::Ended)?;
-        machine.disk.base = base;
-        machine.disk.layers = vec![top.clone()];
+        machine.disk.base = base.clone();
+        machine.disk.layers = vec![top];
         machine.disk.next += 1;
         machine.head = Some(point.id().to_string());
         machine.store = Some(request.store.clone());
-        dir.write(&machine)?;
+        if let Err(error) = dir.write(&machine) {
+            self.remove_disk_files([&base]);
+            return Err(error.into());
+        }
+        Phase::HeadMoved.reached();
+        Ok(base)
+    }
 
+    /// Puts the VMM's disk onto its new base; `former` is the machine as it was before its head moved. The
+    /// point is published and durable: this is housekeeping and may fail.
+    fn rebase(&self, former: &MachineFile, base: &str) -> Result<(), CheckpointError> {
+        let base_path = self.shared.dir.disk().join(base);
         let map = File::open(&base_path).map_err(io_error("open", &base_path))?;
         self.send(&ToVmm::EndCapture, &[map.as_fd()])?;
-        // The point is published and durable: what follows is housekeeping and may fail.
-        match self.next() {
-            Ok(FromVmm::CaptureEnded) => {
-                self.remove_disk_files(old_layers.iter().filter(|layer| **layer != top));
-                self.remove_disk_files([&old_base]);
+        match self.next()? {
+            FromVmm::CaptureEnded => {
+                let sealed = former.disk.layers.len().saturating_sub(1);
+                self.remove_disk_files(&former.disk.layers[..sealed]);
+                self.remove_disk_files([&former.disk.base]);
             }
-            other => tracing::warn!(?other, "former layers of the disk are kept"),
+            FromVmm::CaptureFailed { message, .. } => return Err(CheckpointError::Vmm(message)),
+            other => return Err(CheckpointError::Vmm(format!("unexpected {other:?}"))),
         }
+        Phase::LayersDropped.reached();
         Ok(())
     }
 

@@ -83,7 +83,7 @@ impl<'a> ChunkSink<'a> {
         self.seen_bytes += (batch.len() * MAX_CHUNK_BYTES) as u64;
         let part = batch.len().div_ceil(THREADS).max(1);
         let (window, capture) = (&self.window, self.capture);
-        let stored: Result<Vec<Vec<_>>, SinkError> = std::thread::scope(|scope| {
+        let stored: Vec<Result<Vec<_>, SinkError>> = std::thread::scope(|scope| {
             let threads: Vec<_> = batch
                 .chunks(part)
                 .map(|part| scope.spawn(move || store(window, capture, part)))
@@ -93,7 +93,7 @@ impl<'a> ChunkSink<'a> {
             };
             threads.into_iter().map(join).collect()
         });
-        for (chunk, id) in stored?.into_iter().flatten() {
+        for (chunk, id) in all_or_cause(stored)?.into_iter().flatten() {
             let index = usize::try_from(chunk).map_err(|_| SinkError::Bounds)?;
             *self.chunks.get_mut(index).ok_or(SinkError::Bounds)? = id;
             self.fresh[index] = true;
@@ -127,6 +127,22 @@ impl<'a> ChunkSink<'a> {
         });
         Ok(regions.collect())
     }
+}
+
+/// What all threads stored, or why they did not: the error of the one that failed, not of those that only
+/// saw that another one had.
+fn all_or_cause<T>(results: Vec<Result<T, SinkError>>) -> Result<Vec<T>, SinkError> {
+    let (mut stored, mut failure) = (Vec::new(), None);
+    for result in results {
+        match result {
+            Ok(part) => stored.push(part),
+            Err(error) => match failure {
+                None | Some(SinkError::Store(StoreError::CaptureFailed)) => failure = Some(error),
+                Some(_) => {}
+            },
+        }
+    }
+    failure.map_or(Ok(stored), Err)
 }
 
 /// Reads chunks out of the window, into private memory first: the VMM may change it at any time.

@@ -88,6 +88,8 @@ pub(crate) enum ControlReply {
     Failed {
         /// What and why.
         message: String,
+        /// The next step, where there is one.
+        hint: Option<String>,
     },
 }
 
@@ -96,6 +98,8 @@ pub(crate) enum ControlReply {
 pub(crate) struct LiveStatus {
     /// The agent has answered since the machine was started.
     pub(crate) ready: bool,
+    /// Why it is not ready although its set-up is over.
+    pub(crate) silent: Option<String>,
     /// The backend in use.
     pub(crate) backend: String,
     /// Number of vCPUs.

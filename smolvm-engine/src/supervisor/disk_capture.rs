@@ -15,6 +15,7 @@ use snapshot_format::{ChunkMap, ChunkRef, DiskMap};
 use thiserror::Error;
 
 use crate::chunk_base::ChunkBase;
+use crate::chunk_source::ChunkSource;
 use crate::image::{ImageMap, MapError};
 use crate::machine::{MachineDir, MachineFile};
 
@@ -118,14 +119,15 @@ fn changed_chunks(layers: &[Layer]) -> BTreeSet<u64> {
         .collect()
 }
 
-/// The disk at the instant, to be read: its sealed layers under an empty, nameless top.
-fn open_disk(
+/// The sealed layers of a disk under an empty, nameless top: to be read, or merged.
+pub(super) fn open_disk(
     dir: &MachineDir,
     machine: &MachineFile,
     base: &ImageMap,
     layers: Vec<Layer>,
 ) -> Result<LayeredDisk, DiskCaptureError> {
-    let reader = ChunkBase::new(PackSet::open([dir.packs()]), base.chunks().to_vec());
+    let source = ChunkSource::new(&[dir.packs()], Vec::new());
+    let reader = ChunkBase::new(source, base.chunks().to_vec());
     let top = tempfile::tempfile_in(dir.disk()).map_err(io_error(&dir.disk()))?;
     let top = Overlay::create(top, machine.spec.disk_bytes)?;
     Ok(LayeredDisk::new(
@@ -135,7 +137,7 @@ fn open_disk(
     )?)
 }
 
-fn open_layer(path: &Path) -> Result<Layer, DiskCaptureError> {
+pub(super) fn open_layer(path: &Path) -> Result<Layer, DiskCaptureError> {
     Ok(Layer::open(File::open(path).map_err(io_error(path))?)?)
 }
 

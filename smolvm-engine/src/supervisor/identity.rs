@@ -33,8 +33,9 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], IdentityError> {
     Ok(bytes)
 }
 
-/// A new identity for a machine of this name.
-pub(crate) fn new_identity(name: &MachineName) -> Result<Identity, IdentityError> {
+/// A new identity for a machine of this name. One that was restored gets another boot id as well: its
+/// kernel still has that of the machine that was saved.
+pub(crate) fn new_identity(name: &MachineName, restored: bool) -> Result<Identity, IdentityError> {
     let keys = [
         ("ed25519", Algorithm::Ed25519),
         (
@@ -52,11 +53,19 @@ pub(crate) fn new_identity(name: &MachineName) -> Result<Identity, IdentityError
     Ok(Identity {
         hostname: Some(name.hostname()),
         machine_id: Some(random()?),
-        boot_id: None,
+        boot_id: restored.then(random_uuid).transpose()?,
         random_seed: Some(Bytes(random::<512>()?.to_vec())),
         ssh_host_keys: keys?,
         forget_dhcp: true,
     })
+}
+
+/// A random UUID (RFC 9562, version 4), which is what the kernel's boot id is.
+fn random_uuid() -> Result<[u8; 16], IdentityError> {
+    let mut id = random::<16>()?;
+    id[6] = id[6] & 0x0f | 0x40;
+    id[8] = id[8] & 0x3f | 0x80;
+    Ok(id)
 }
 
 fn host_key(name: &str, algorithm: Algorithm, comment: &str) -> Result<SshHostKey, IdentityError> {

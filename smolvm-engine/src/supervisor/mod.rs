@@ -10,10 +10,12 @@ pub(crate) mod control;
 mod control_socket;
 mod disk_capture;
 mod identity;
+mod layers;
 mod record;
 mod run;
 mod serve;
 mod set_up;
+mod tidy;
 mod vmm_process;
 
 pub(crate) use agent::{AgentDialer, AgentError};

@@ -1,4 +1,5 @@
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,17 +12,19 @@ use thiserror::Error;
 use super::agent::{AgentDialer, AgentError};
 use super::checkpoint::CaptureState;
 use super::identity::IdentityError;
+use super::layers::{LayersError, fresh_layer, merge_layers};
 use super::serve;
 use super::set_up::set_up_guest;
+use super::tidy::tidy;
 use super::vmm_process::{self, SpawnError, VmmHandle};
 use crate::backend::{self, BackendError};
 use crate::channel::{self, ChannelError};
-use crate::create::create_overlay;
-use crate::error::{EngineError, chain};
+use crate::error::{chain, full_hint};
 use crate::home::Home;
 use crate::machine::{MachineDir, MachineDirError, MachineFile, RecordedState, RunLock};
 use crate::name::MachineName;
-use crate::point::{PointError, read_point, record_file_name, sync_directory};
+use crate::phase::Phase;
+use crate::point::{PointError, read_point, record_file_name};
 use crate::process::ProcessModel;
 use crate::vmm::messages::{ConsoleNote, EndReason, FromVmm, StartMachine, ToVmm};
 
@@ -29,6 +32,12 @@ use crate::vmm::messages::{ConsoleNote, EndReason, FromVmm, StartMachine, ToVmm}
 pub(crate) const GUEST_CID: u64 = 3;
 /// How long a VMM that was told to end may take.
 const QUIT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What to do about a machine that has lost a chunk.
+const DAMAGE_HINT: &str =
+    "make another from a sound copy with: smolvm machine create --from CHECKPOINT";
+/// Digits of an id that a message shows.
+const SHORT_ID_DIGITS: usize = 12;
 
 /// How long commands may still be answered after the machine's end.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
@@ -50,6 +59,8 @@ pub(crate) enum StartReport {
     Failed {
         /// Why.
         message: String,
+        /// The next step, where there is one.
+        hint: Option<String>,
     },
 }
 
@@ -68,16 +79,22 @@ pub(super) enum StartError {
     Channel(#[from] ChannelError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    #[error("cannot listen at the machine's control socket")]
-    Listen(#[source] std::io::Error),
+    #[error("cannot listen at {}", path.display())]
+    Listen {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error(transparent)]
     Point(#[from] PointError),
     #[error("the id of the point to restore is damaged")]
     Id(#[source] InvalidId),
     #[error(transparent)]
-    Layer(#[from] Box<EngineError>),
+    Layers(#[from] LayersError),
     #[error("{0}")]
     Vmm(String),
+    #[error("{0}")]
+    Damaged(String),
 }
 
 /// What the supervisor's threads share.
@@ -93,6 +110,8 @@ pub(super) struct Shared {
     pub(super) cpu: String,
     /// Whether written pages are tracked.
     pub(super) branchable: bool,
+    /// It went on at a point, so its kernel believes to be the one that was saved.
+    pub(super) restored: bool,
     /// The guest rebooted since the last capture began.
     pub(super) rebooted: AtomicBool,
     /// Held during a capture.
@@ -106,6 +125,8 @@ pub(super) struct Shared {
 #[derive(Default)]
 struct Live {
     ready: bool,
+    /// Why the guest could not be set up.
+    silent: Option<String>,
     end: Option<EndReason>,
     /// The run is recorded, files are closed.
     finished: bool,
@@ -169,10 +190,9 @@ impl Shared {
             .dialer
             .connect(patience, patience, || self.has_ended())
             .and_then(|mut agent| {
-                agent.sync(patience).map_err(|source| AgentError::Call {
-                    call: "sync",
-                    source,
-                })
+                agent
+                    .sync(patience)
+                    .map_err(|source| AgentError::of_call("sync", patience, source))
             });
         if let Err(error) = synced {
             tracing::debug!(error = %chain(&error), "the guest did not sync in time");
@@ -195,6 +215,15 @@ impl Shared {
 
     pub(super) fn set_ready(&self) {
         self.change(|live| live.ready = true);
+    }
+
+    /// Notes why the guest could not be set up.
+    pub(super) fn set_silent(&self, why: String) {
+        self.change(|live| live.silent = Some(why));
+    }
+
+    pub(super) fn silent(&self) -> Option<String> {
+        self.live().silent.clone()
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -266,6 +295,10 @@ pub(crate) fn run(home: &Home, name: &MachineName, model: &ProcessModel, starter
     let dir = MachineDir::new(home.machine(name));
     let failed = |error: &StartError| StartReport::Failed {
         message: chain(error),
+        hint: full_hint(error).or_else(|| match error {
+            StartError::Damaged(_) => Some(DAMAGE_HINT.to_owned()),
+            _ => None,
+        }),
     };
     let lock = match dir.lock_running() {
         Ok(lock) => lock,
@@ -297,6 +330,10 @@ fn start(
     let mut machine = dir
         .read()?
         .ok_or_else(|| StartError::Missing(name.clone()))?;
+    if let Err(error) = tidy(dir, &machine) {
+        // What is left over does no harm but take space.
+        tracing::warn!(error = %chain(&error), "leftovers of the last run are kept");
+    }
     let backend = backend::choose(machine.spec.backend, home)?;
     let vcpus = machine
         .spec
@@ -304,7 +341,11 @@ fn start(
         .unwrap_or_else(|| backend::default_vcpus(backend));
     let restore = restored_point(dir, &machine)?;
     if restore.is_some() {
+        Phase::RunLocked.reached();
         fresh_layer(dir, &mut machine)?;
+        Phase::LayerReplaced.reached();
+    } else {
+        merge_layers(dir, &mut machine)?;
     }
     let cpu = match &machine.spec.cpu {
         Some(cpu) => cpu.clone(),
@@ -319,16 +360,24 @@ fn start(
         vsock_cid: GUEST_CID,
         disk_bytes: machine.spec.disk_bytes,
         pack_directories: vec![dir.packs()],
+        other_pack_directories: other_packs(home, &machine),
         branchable: machine.branchable,
         restore: restore.is_some(),
         deterministic: None,
     };
-    let listener =
-        super::control_socket::listen(&dir.control_socket()).map_err(StartError::Listen)?;
+    let no_socket = |source| StartError::Listen {
+        path: dir.control_socket(),
+        source,
+    };
+    let listener = super::control_socket::listen(&dir.control_socket()).map_err(no_socket)?;
     let vmm = vmm_process::start(model, dir, &machine, lock, request)?;
     match channel::receive(&vmm.socket)?.message {
         FromVmm::Started => {}
-        FromVmm::StartFailed(reason) => return Err(StartError::Vmm(reason)),
+        FromVmm::StartFailed {
+            reason,
+            damaged: true,
+        } => return Err(damaged(dir, machine, &reason)),
+        FromVmm::StartFailed { reason, .. } => return Err(StartError::Vmm(reason)),
         other => return Err(StartError::Vmm(format!("unexpected answer {other:?}"))),
     }
     machine.state = RecordedState::Running {
@@ -337,6 +386,8 @@ fn start(
     machine.starts += 1;
     machine.restore = None;
     dir.write(&machine)?;
+    Phase::RunRecorded.reached();
+    let restored = restore.is_some();
     let base = restore.filter(|_| machine.branchable).map(Arc::new);
     let shared = Arc::new(Shared {
         dir: dir.clone(),
@@ -347,6 +398,7 @@ fn start(
         started_unix: unix_now(),
         cpu,
         branchable: machine.branchable,
+        restored,
         rebooted: AtomicBool::new(false),
         capture: Mutex::new(CaptureState { base }),
         capture_route: Mutex::default(),
@@ -354,8 +406,18 @@ fn start(
         live: Mutex::default(),
         changed: Condvar::new(),
     });
-    serve::spawn(listener, &shared).map_err(StartError::Listen)?;
+    serve::spawn(listener, &shared).map_err(no_socket)?;
     Ok((shared, vmm))
+}
+
+/// Where copies of the machine's packs may be: in the stores that it was saved into.
+fn other_packs(home: &Home, machine: &MachineFile) -> Vec<PathBuf> {
+    let stores = [Some(home.store()), machine.store.clone()];
+    let packs = stores
+        .into_iter()
+        .flatten()
+        .map(|store| store.join("packs"));
+    packs.filter(|packs| packs.is_dir()).collect()
 }
 
 /// The point that the start goes on at.
@@ -370,25 +432,6 @@ fn restored_point(dir: &MachineDir, machine: &MachineFile) -> Result<Option<Poin
     )?))
 }
 
-/// Gives a machine that is restored an empty layer: an earlier start that was killed at the wrong
-/// moment may have written to the one it has, and that would be the disk of another instant.
-fn fresh_layer(dir: &MachineDir, machine: &mut MachineFile) -> Result<(), StartError> {
-    let name = format!("layer-{}", machine.disk.next);
-    let path = dir.disk().join(&name);
-    create_overlay(&path, machine.spec.disk_bytes).map_err(Box::new)?;
-    sync_directory(&dir.disk())?;
-    machine.disk.next += 1;
-    let former = std::mem::replace(&mut machine.disk.layers, vec![name]);
-    dir.write(machine)?;
-    for name in former {
-        let path = dir.disk().join(name);
-        if let Err(error) = std::fs::remove_file(&path) {
-            tracing::warn!(path = %path.display(), %error, "a former layer is kept");
-        }
-    }
-    Ok(())
-}
-
 /// Seconds since 1970.
 pub(crate) fn unix_now() -> u64 {
     SystemTime::now()
@@ -401,7 +444,11 @@ fn supervise(shared: &Arc<Shared>, mut vmm: VmmHandle, starter: UnixStream) {
     let for_setup = shared.clone();
     let setup = std::thread::Builder::new()
         .name("setup".to_owned())
-        .spawn(move || report(&starter, &set_up_guest(&for_setup)));
+        .spawn(move || {
+            let outcome = set_up_guest(&for_setup);
+            Phase::RestoreDone.reached();
+            report(&starter, &outcome);
+        });
     if let Err(error) = setup {
         tracing::error!(%error, "the guest is not set up");
     }
@@ -427,7 +474,11 @@ fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
     loop {
         match channel::receive(socket).map(|received| received.message) {
             Ok(FromVmm::Ended(reason)) => return reason,
-            Ok(FromVmm::StartFailed(reason)) => return EndReason::Crashed(reason),
+            Ok(FromVmm::StartFailed {
+                reason,
+                damaged: true,
+            }) => return EndReason::Damaged(reason),
+            Ok(FromVmm::StartFailed { reason, .. }) => return EndReason::Crashed(reason),
             Ok(FromVmm::Console(ConsoleNote::OutOfMemory(text))) => {
                 shared.change(|live| live.out_of_memory = Some(text));
             }
@@ -442,7 +493,7 @@ fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
             Ok(FromVmm::Rebooted) => {
                 // Memory is new: the next capture takes all of it.
                 shared.rebooted.store(true, Ordering::SeqCst);
-                shared.change(|live| live.ready = false);
+                shared.change(|live| (live.ready, live.silent) = (false, None));
                 let shared = shared.clone();
                 let spawned = std::thread::Builder::new().name("setup".to_owned()).spawn(
                     move || {
@@ -472,9 +523,46 @@ fn record_end(shared: &Shared, reason: &EndReason) {
         EndReason::Crashed(reason) => RecordedState::Failed {
             reason: reason.clone(),
         },
+        // Whose it is only the machine's file says.
+        EndReason::Damaged(reason) => RecordedState::Damaged {
+            reason: reason.clone(),
+        },
     };
-    if let Err(error) = change_file(&shared.dir, |machine| machine.state = state) {
+    let record = |machine: &mut MachineFile| {
+        machine.state = match state {
+            RecordedState::Damaged { reason } => damage(machine, &reason),
+            state => state,
+        };
+    };
+    if let Err(error) = change_file(&shared.dir, record) {
         tracing::error!(%error, "the machine's end is not recorded");
+    }
+}
+
+/// The state of a machine that has lost a chunk.
+fn damage(machine: &MachineFile, reason: &str) -> RecordedState {
+    let reason = match machine
+        .head
+        .as_ref()
+        .and_then(|head| head.get(..SHORT_ID_DIGITS))
+    {
+        Some(point) => format!("{reason}, needed by point {point}"),
+        None => format!("{reason}, needed by its image"),
+    };
+    RecordedState::Damaged { reason }
+}
+
+/// Records that the machine cannot start for want of a chunk.
+fn damaged(dir: &MachineDir, mut machine: MachineFile, reason: &str) -> StartError {
+    let state = damage(&machine, reason);
+    let RecordedState::Damaged { reason } = &state else {
+        return StartError::Vmm(reason.to_owned());
+    };
+    let error = StartError::Damaged(reason.clone());
+    machine.state = state;
+    match dir.write(&machine) {
+        Ok(()) => error,
+        Err(error) => error.into(),
     }
 }
 

@@ -11,7 +11,7 @@ use super::checkpoint::checkpoint;
 use super::control::{Control, ControlReply, LiveStatus};
 use super::run::Shared;
 use crate::channel;
-use crate::error::chain;
+use crate::error::{chain, full_hint};
 use crate::vmm::messages::ToVmm;
 
 /// How long the agent may take to begin a power-off.
@@ -81,7 +81,15 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
             };
             match checkpoint(shared, &request, &progress) {
                 Ok(done) => reply(connection, &ControlReply::Saved(done), &[]),
-                Err(error) => fail(connection, chain(&error)),
+                Err(error) => {
+                    let hint = full_hint(&error).map(|hint| {
+                        format!(
+                            "{hint}, or choose another with --store and -o; the machine runs on"
+                        )
+                    });
+                    let message = chain(&error);
+                    reply(connection, &ControlReply::Failed { message, hint }, &[]);
+                }
             }
         }
         Control::ConsoleInput(bytes) => {
@@ -104,12 +112,14 @@ fn reply(connection: &UnixStream, message: &ControlReply, descriptors: &[Borrowe
 }
 
 fn fail(connection: &UnixStream, message: String) {
-    reply(connection, &ControlReply::Failed { message }, &[]);
+    let hint = None;
+    reply(connection, &ControlReply::Failed { message, hint }, &[]);
 }
 
 fn status(shared: &Shared) -> LiveStatus {
     LiveStatus {
         ready: shared.is_ready(),
+        silent: shared.silent(),
         backend: shared.backend.clone(),
         vcpus: shared.vcpus,
         vmm_pid: shared.vmm_pid,
@@ -146,8 +156,5 @@ fn ask_for_power_off(shared: &Shared, timeout: Duration) -> Result<(), AgentErro
         .connect(patience, patience, || shared.has_ended())?;
     agent
         .power_off(PROCESS_GRACE.min(timeout / 2))
-        .map_err(|source| AgentError::Call {
-            call: "power-off",
-            source,
-        })
+        .map_err(|source| AgentError::of_call("power-off", patience, source))
 }

@@ -9,6 +9,7 @@ use super::identity::{self, IdentityError, SEED_BYTES};
 use super::run::{Shared, StartReport, change_file};
 use crate::error::chain;
 use crate::machine::{MachineDirError, RecordedState};
+use crate::phase::Phase;
 
 /// A guest that starts is silent when its agent does not answer and its console says nothing more. On
 /// a host that has little time for it a boot takes minutes, but it gets on.
@@ -16,7 +17,8 @@ const AGENT_PATIENCE: Patience = Patience {
     silence: Duration::from_secs(120),
     at_most: Duration::from_secs(600),
 };
-/// How long one control call to the agent may take.
+/// How long one control call to the agent may take. The guest's disk is synced in it, for which a host
+/// whose disks are busy takes many seconds.
 const CALL_TIMEOUT: Duration = AGENT_PATIENCE.silence;
 
 /// Waits for the agent and gives the guest what it needs before anybody works in it.
@@ -38,16 +40,21 @@ pub(super) fn set_up_guest(shared: &Shared) -> StartReport {
                 .flatten()
                 .map(|machine| machine.state);
             let why = match state {
-                Some(RecordedState::Failed { reason }) => reason,
+                Some(RecordedState::Failed { reason } | RecordedState::Damaged { reason }) => {
+                    reason
+                }
                 _ => chain(&error),
             };
             StartReport::Failed {
                 message: format!("the guest ended while it started: {why}"),
+                hint: None,
             }
         }
-        Err(error) => StartReport::AgentSilent {
-            message: chain(&error),
-        },
+        Err(error) => {
+            let message = chain(&error);
+            shared.set_silent(message.clone());
+            StartReport::AgentSilent { message }
+        }
     }
 }
 
@@ -73,7 +80,8 @@ fn set_up(shared: &Shared) -> Result<(), SetUpError> {
         || shared.has_ended(),
         console_bytes,
     )?;
-    let call = |call| move |source| AgentError::Call { call, source };
+    Phase::AgentAnswers.reached();
+    let call = |call| move |source| AgentError::of_call(call, CALL_TIMEOUT, source);
     agent.set_clock_to_now().map_err(call("clock"))?;
     agent
         .reseed(&identity::random::<SEED_BYTES>()?, identity::random()?)
@@ -85,10 +93,11 @@ fn set_up(shared: &Shared) -> Result<(), SetUpError> {
         return Ok(());
     };
     if !machine.has_identity && !machine.keep_identity {
-        let identity = identity::new_identity(&machine.name)?;
+        let identity = identity::new_identity(&machine.name, shared.restored)?;
         agent
             .set_identity(&identity)
             .map_err(call("new identity"))?;
+        Phase::IdentityGiven.reached();
         change_file(&shared.dir, |machine| machine.has_identity = true)?;
     }
     Ok(())

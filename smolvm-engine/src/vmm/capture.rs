@@ -22,6 +22,7 @@ use vmm_core::tracker::{DirtySet, TrackerError};
 
 use super::messages::{BeginCapture, CapturedChunk, FromVmm, UnitState};
 use crate::channel::ChannelError;
+use crate::phase::Phase;
 
 /// Size in bytes of a chunk.
 const CHUNK_BYTES: u64 = 64 << 10;
@@ -131,8 +132,10 @@ fn run(
     if tracked {
         pre_copy(machine, full, taken, &mut sender, &mut kept)?;
     }
+    Phase::PreCopied.reached();
     let begin = Instant::now();
     let paused = machine.pause()?;
+    Phase::Paused.reached();
     let last = if tracked {
         paused.tracker().take()?
     } else {
@@ -142,6 +145,7 @@ fn run(
     let states = paused.save()?;
     let frozen = disk.freeze(top)?;
     *switched = true;
+    Phase::DiskSwitched.reached();
     if tracked {
         kept.patch(paused.ram(), &last, &mut sender)?;
     } else {
@@ -151,6 +155,7 @@ fn run(
     let instant = SystemTime::now();
     paused.resume()?;
     let pause_micros = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Phase::Resumed.reached();
     sender.send_kept(&kept)?;
     sender.flush()?;
     let since = instant.duration_since(UNIX_EPOCH).unwrap_or_default();

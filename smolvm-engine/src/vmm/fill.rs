@@ -3,11 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet, ReadError};
+use cas_store::{ChunkId, MAX_CHUNK_BYTES, ReadError};
 use snapshot_format::{ChunkRef, PointRecord};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_core::ram::GuestRam;
+
+use crate::chunk_source::ChunkSource;
 
 /// Threads that read and verify chunks.
 const FILL_THREADS: usize = 2;
@@ -31,7 +33,11 @@ pub(crate) enum FillError {
 type Job = (u64, ChunkRef);
 
 /// Writes all of the point's memory into `ram`, verified.
-pub(super) fn fill(ram: &GuestRam, record: &PointRecord, packs: &PackSet) -> Result<(), FillError> {
+pub(super) fn fill(
+    ram: &GuestRam,
+    record: &PointRecord,
+    source: &ChunkSource,
+) -> Result<(), FillError> {
     let regions = ram.layout().regions();
     let same = regions.len() == record.memory.len()
         && regions.iter().zip(&record.memory).all(|(region, saved)| {
@@ -57,7 +63,7 @@ pub(super) fn fill(ram: &GuestRam, record: &PointRecord, packs: &PackSet) -> Res
         for part in jobs.chunks(jobs.len().div_ceil(FILL_THREADS).max(1)) {
             let (failed, failure) = (&failed, &failure);
             scope.spawn(move || {
-                if let Err(error) = fill_part(ram, part, packs, failed) {
+                if let Err(error) = fill_part(ram, part, source, failed) {
                     failed.store(true, Ordering::Relaxed);
                     *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 }
@@ -73,7 +79,7 @@ pub(super) fn fill(ram: &GuestRam, record: &PointRecord, packs: &PackSet) -> Res
 fn fill_part(
     ram: &GuestRam,
     jobs: &[Job],
-    packs: &PackSet,
+    source: &ChunkSource,
     failed: &AtomicBool,
 ) -> Result<(), FillError> {
     let mut bytes = vec![0; MAX_CHUNK_BYTES];
@@ -81,7 +87,7 @@ fn fill_part(
         if failed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let length = packs
+        let length = source
             .get(&ChunkId(chunk.0), &mut bytes)
             .map_err(|source| FillError::Chunk { gpa: *gpa, source })?;
         ram.write_slice(&bytes[..length], GuestAddress(*gpa))?;

@@ -61,7 +61,12 @@ pub(crate) enum FromVmm {
     /// The vCPUs run.
     Started,
     /// The machine could not be built or started; the VMM ends.
-    StartFailed(String),
+    StartFailed {
+        /// Why.
+        reason: String,
+        /// Chunks that it needs are lost.
+        damaged: bool,
+    },
     /// The guest reset itself and boots again.
     Rebooted,
     /// The console showed this.
@@ -112,6 +117,8 @@ pub(crate) enum EndReason {
     Crashed(String),
     /// The supervisor said [`ToVmm::Quit`].
     Asked,
+    /// A chunk that the guest needed is lost.
+    Damaged(String),
 }
 
 /// How to build a machine.
@@ -133,6 +140,8 @@ pub(crate) struct StartMachine {
     pub(crate) disk_bytes: u64,
     /// Directories of packs that hold the disk's base and a point's memory.
     pub(crate) pack_directories: Vec<PathBuf>,
+    /// Where else a chunk may be that is damaged there.
+    pub(crate) other_pack_directories: Vec<PathBuf>,
     /// Track written pages.
     pub(crate) branchable: bool,
     /// Go on at the point whose record is the last descriptor, instead of booting.

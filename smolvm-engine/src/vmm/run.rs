@@ -2,22 +2,28 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use cas_store::ReadError;
 use vmm_core::machine::{MachineEvent, RunningMachine};
 
 use super::capture::{Captured, Peer, capture};
 use super::messages::{BeginCapture, ConsoleNote, EndReason, FromVmm, ToVmm};
 use super::start::{Parts, StartError};
 use crate::channel::{self as socket_channel, ChannelError, Received};
+use crate::chunk_source::is_damage;
 use crate::error::chain;
+use crate::phase::Phase;
 
 /// What wakes the VMM.
 enum Input {
     Request(ToVmm, Vec<OwnedFd>),
     Event,
     Note(ConsoleNote),
+    /// A chunk of the disk is lost.
+    Damage(String),
     SupervisorGone,
 }
 
@@ -27,14 +33,20 @@ pub(crate) fn run(socket: UnixStream) -> Result<(), ChannelError> {
     let ToVmm::Start(request) = first.message else {
         return tell(
             &socket,
-            FromVmm::StartFailed("the first message is not a start".to_owned()),
+            FromVmm::StartFailed {
+                reason: "the first message is not a start".to_owned(),
+                damaged: false,
+            },
         );
     };
-    let parts = match Parts::open(*request, first.descriptors) {
-        Ok(parts) => parts,
-        Err(error) => return tell(&socket, FromVmm::StartFailed(chain(&error))),
-    };
     let (sender, inbox) = channel();
+    let damages = sender.clone();
+    // A send fails only when this VMM has ended.
+    let on_damage = move |error: &ReadError| drop(damages.send(Input::Damage(chain(error))));
+    let parts = match Parts::open(*request, first.descriptors, Arc::new(on_damage)) {
+        Ok(parts) => parts,
+        Err(error) => return tell(&socket, start_failed(&error)),
+    };
     let requests = socket.try_clone()?;
     let forward = sender.clone();
     std::thread::Builder::new()
@@ -53,6 +65,13 @@ pub(crate) fn run(socket: UnixStream) -> Result<(), ChannelError> {
 
 fn tell(socket: &UnixStream, message: FromVmm) -> Result<(), ChannelError> {
     socket_channel::send(socket, &message, &[])
+}
+
+fn start_failed(error: &StartError) -> FromVmm {
+    FromVmm::StartFailed {
+        reason: chain(error),
+        damaged: is_damage(error),
+    }
 }
 
 fn capture_failed(message: String, switched: bool) -> FromVmm {
@@ -96,7 +115,7 @@ impl Vmm {
             self.panic = None;
             let mut machine = match self.start() {
                 Ok(machine) => machine,
-                Err(error) => return tell(&self.socket, FromVmm::StartFailed(chain(&error))),
+                Err(error) => return tell(&self.socket, start_failed(&error)),
             };
             tell(&self.socket, told_start)?;
             let outcome = self.serve(&mut machine)?;
@@ -137,6 +156,7 @@ impl Vmm {
                     }
                 }
                 Input::Note(note) => self.take_note(note)?,
+                Input::Damage(reason) => return Ok(Outcome::Ended(EndReason::Damaged(reason))),
                 Input::Request(ToVmm::ConsoleInput(bytes), _) => {
                     machine.console_input(&bytes);
                 }
@@ -198,7 +218,7 @@ impl Vmm {
         if let Some(captured) = captured {
             let rebased = base.map(|base| self.parts.rebase(base, captured.frozen.newest().id()));
             match rebased {
-                Some(Ok(())) => {}
+                Some(Ok(())) => Phase::Rebased.reached(),
                 Some(Err(error)) => {
                     // The layers stay in use; only their files must not be removed.
                     tell(&self.socket, capture_failed(chain(&error), true))?;

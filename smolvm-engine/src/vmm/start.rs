@@ -6,7 +6,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cas_store::PackSet;
 use cow_disk::{Base, LayerError, LayerId, LayeredDisk, OverlayError};
 use snapshot_format::{Point, PointRecord};
 use thiserror::Error;
@@ -27,8 +26,10 @@ use super::disk::{RootDisk, WriteLog};
 use super::fill::{FillError, fill};
 use super::messages::{ConsoleNote, StartDescriptors, StartMachine};
 use crate::backend::{self, BackendError};
-use crate::chunk_base::ChunkBase;
+use crate::chunk_base::{ChunkBase, OnDamage};
+use crate::chunk_source::ChunkSource;
 use crate::image::{ImageMap, MapError};
+use crate::phase::Phase;
 
 /// Largest kernel or initramfs in bytes.
 const MAX_BOOT_FILE_BYTES: u64 = 1 << 30;
@@ -83,7 +84,8 @@ pub(crate) struct Parts {
     console: File,
     dial: Arc<DialSocket>,
     disk: Arc<LayeredDisk>,
-    packs: PackSet,
+    /// Told when a chunk of the disk is lost.
+    on_damage: OnDamage,
     /// Of a deterministic machine.
     writes: Option<Arc<WriteLog>>,
     hypervisor: Box<dyn Hypervisor>,
@@ -98,6 +100,7 @@ impl Parts {
     pub(crate) fn open(
         request: StartMachine,
         descriptors: Vec<OwnedFd>,
+        on_damage: OnDamage,
     ) -> Result<Self, StartError> {
         let mut files = descriptors.into_iter();
         let mut next = |number| files.next().ok_or(StartError::MissingDescriptor(number));
@@ -115,11 +118,8 @@ impl Parts {
         let top = layers
             .pop()
             .ok_or(StartError::MissingDescriptor(StartDescriptors::LAYERS))?;
-        let packs = PackSet::open(&request.pack_directories);
-        let base = ChunkBase::new(
-            PackSet::open(&request.pack_directories),
-            ImageMap::decode(&map)?.chunks().to_vec(),
-        );
+        let base = ImageMap::decode(&map)?.chunks().to_vec();
+        let base = ChunkBase::new(chunks_for(&request), base).on_damage(on_damage.clone());
         let disk = LayeredDisk::from_files(Base::reader(Arc::new(base)), layers, top)?;
         Ok(Self {
             kernel,
@@ -127,7 +127,7 @@ impl Parts {
             console,
             dial: Arc::new(DialSocket::new(dial)),
             disk: Arc::new(disk),
-            packs,
+            on_damage,
             restore: Mutex::new(restore.map(Point::into_record)),
             _lock: lock,
             writes: request.deterministic.map(|_| Arc::default()),
@@ -189,13 +189,16 @@ impl Parts {
         let record = X86MachineRecord::find(&point.states)?;
         x86::check_profile(&record.cpuid, &self.cpu()?.cpuid)?;
         let machine = self.build(record, on_event, on_note)?;
-        fill(machine.ram(), point, &self.packs)?;
+        fill(machine.ram(), point, &chunks_for(&self.request))?;
+        Phase::MemoryFilled.reached();
         // From here on: what was filled in is what the point holds, so it does not count as written.
         machine.tracker().start()?;
         if !self.request.branchable {
             machine.tracker().stop()?;
         }
-        Ok(machine.restore(&point.states)?)
+        let running = machine.restore(&point.states)?;
+        Phase::GuestRuns.reached();
+        Ok(running)
     }
 
     fn cpu(&self) -> Result<&X86Capabilities, StartError> {
@@ -254,10 +257,8 @@ impl Parts {
     /// Puts a new base under the disk that holds all that its layers up to `through` hold.
     pub(super) fn rebase(&self, map: OwnedFd, through: LayerId) -> Result<(), StartError> {
         let map = ImageMap::decode(&read_all(&map.into(), "disk's base")?)?;
-        let base = ChunkBase::new(
-            PackSet::open(&self.request.pack_directories),
-            map.chunks().to_vec(),
-        );
+        let base = ChunkBase::new(chunks_for(&self.request), map.chunks().to_vec())
+            .on_damage(self.on_damage.clone());
         self.disk.rebase(Base::reader(Arc::new(base)), through)?;
         Ok(())
     }
@@ -280,4 +281,11 @@ fn read_all(mut file: &File, part: &'static str) -> Result<Vec<u8>, StartError> 
         Ok(bytes)
     };
     read().map_err(|source| StartError::Read { part, source })
+}
+
+fn chunks_for(request: &StartMachine) -> ChunkSource {
+    ChunkSource::new(
+        &request.pack_directories,
+        request.other_pack_directories.clone(),
+    )
 }

@@ -1,0 +1,194 @@
+//! Named phases of saving and restoring, at which a test holds a process still.
+//!
+//! A test that kills processes "at random moments" proves little about the moments that matter. Here
+//! they have names. Where [`HOLD_VARIABLE`] names a directory, a process that reaches a phase whose name
+//! is a file there says so and waits until the file is gone; everywhere else, reaching a phase does
+//! nothing but look at one variable, once per process. The variable is inherited by supervisors and
+//! VMMs, so it has to be set for the command that starts the machine.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Environment variable with the directory of phases to hold at. Only tests set it.
+pub const HOLD_VARIABLE: &str = "SMOLVM_TEST_HOLD";
+
+/// How often a held process looks whether it may go on.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Which command reaches a phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// `checkpoint`.
+    Checkpoint,
+    /// `create --from`.
+    CreateFrom,
+    /// `start` of a machine that was made from a point.
+    Restore,
+}
+
+/// Which process reaches a phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Actor {
+    /// The supervisor.
+    Supervisor,
+    /// The VMM.
+    Vmm,
+    /// The command, or whoever embeds the engine.
+    Command,
+}
+
+macro_rules! phases {
+    ($($(#[$doc:meta])* $name:ident = $text:literal, $operation:ident, $actor:ident;)*) => {
+        /// A moment in saving or restoring a machine, in the order in which they are reached.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum Phase {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Phase {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// Its name, which is that of the file that holds a process at it.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            /// Which command reaches it.
+            pub fn operation(self) -> Operation {
+                match self { $(Self::$name => Operation::$operation,)* }
+            }
+
+            /// Which process reaches it.
+            pub fn actor(self) -> Actor {
+                match self { $(Self::$name => Actor::$actor,)* }
+            }
+        }
+    };
+}
+
+phases! {
+    /// The capture has its session in the store.
+    CaptureBegun = "capture-begun", Checkpoint, Supervisor;
+    /// `machine.json` names the new top of the disk; the VMM does not know of it.
+    LayerAdded = "layer-added", Checkpoint, Supervisor;
+    /// Memory was copied while the guest ran.
+    PreCopied = "pre-copied", Checkpoint, Vmm;
+    /// The guest stands still, nothing was read yet.
+    Paused = "paused", Checkpoint, Vmm;
+    /// The disk writes to its new top, the guest stands still.
+    DiskSwitched = "disk-switched", Checkpoint, Vmm;
+    /// The guest runs again, the kept copies were not sent.
+    Resumed = "resumed", Checkpoint, Vmm;
+    /// All of memory is in packs that are not sealed.
+    MemoryStored = "memory-stored", Checkpoint, Supervisor;
+    /// The disk is there too.
+    DiskStored = "disk-stored", Checkpoint, Supervisor;
+    /// The packs are sealed in the store.
+    PacksSealed = "packs-sealed", Checkpoint, Supervisor;
+    /// The machine pins the point.
+    Pinned = "pinned", Checkpoint, Supervisor;
+    /// The checkpoint directory is whole under its hidden name.
+    Staged = "staged", Checkpoint, Supervisor;
+    /// It has its name; the store does not know it.
+    Published = "published", Checkpoint, Supervisor;
+    /// The store knows it; the machine's head is the one before.
+    Registered = "registered", Checkpoint, Supervisor;
+    /// `machine.json` has the new head and base; the VMM uses the old ones.
+    HeadMoved = "head-moved", Checkpoint, Supervisor;
+    /// The VMM's disk lies on the new base, former layers are still there.
+    Rebased = "rebased", Checkpoint, Vmm;
+    /// Everything is done but the answer.
+    LayersDropped = "layers-dropped", Checkpoint, Supervisor;
+    /// The new machine is whole in a staging directory.
+    MachineStaged = "machine-staged", CreateFrom, Command;
+    /// It has its name; the command did not say so.
+    MachineCreated = "machine-created", CreateFrom, Command;
+    /// The supervisor holds the run lock.
+    RunLocked = "run-locked", Restore, Supervisor;
+    /// `machine.json` names the empty layer that the restored disk writes to.
+    LayerReplaced = "layer-replaced", Restore, Supervisor;
+    /// Memory is filled, no unit is loaded.
+    MemoryFilled = "memory-filled", Restore, Vmm;
+    /// The guest runs; the supervisor does not know.
+    GuestRuns = "guest-runs", Restore, Vmm;
+    /// `machine.json` says that the machine runs.
+    RunRecorded = "run-recorded", Restore, Supervisor;
+    /// The agent answers; clock and random pool are those of the point.
+    AgentAnswers = "agent-answers", Restore, Supervisor;
+    /// The guest has its own identity; `machine.json` does not say so.
+    IdentityGiven = "identity-given", Restore, Supervisor;
+    /// The restore is over but for its report.
+    RestoreDone = "restore-done", Restore, Supervisor;
+}
+
+impl Phase {
+    /// Called by the process that reaches this phase.
+    pub(crate) fn reached(self) {
+        static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
+        let variable = || std::env::var_os(HOLD_VARIABLE).filter(|value| !value.is_empty());
+        if let Some(directory) = DIRECTORY.get_or_init(|| variable().map(PathBuf::from)) {
+            self.hold(directory);
+        }
+    }
+
+    /// The file that holds whoever reaches this phase.
+    pub fn hold_file(self, directory: &Path) -> PathBuf {
+        directory.join(self.name())
+    }
+
+    /// The file that says that somebody is held.
+    pub fn held_file(self, directory: &Path) -> PathBuf {
+        let mut name = OsString::from(self.name());
+        name.push(".held");
+        directory.join(name)
+    }
+
+    fn hold(self, directory: &Path) {
+        let hold = self.hold_file(directory);
+        if !hold.exists() {
+            return;
+        }
+        let held = self.held_file(directory);
+        if let Err(error) = fs::write(&held, std::process::id().to_string()) {
+            tracing::error!(path = %held.display(), %error, "a phase cannot be reported");
+        }
+        while hold.exists() {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_phase_that_is_asked_for_holds() {
+        let directory = tempfile::tempdir().unwrap();
+        Phase::Pinned.hold(directory.path());
+        assert!(!Phase::Pinned.held_file(directory.path()).exists());
+        fs::write(Phase::Staged.hold_file(directory.path()), "").unwrap();
+        Phase::Pinned.hold(directory.path());
+        let path = directory.path().to_owned();
+        let held = std::thread::spawn(move || Phase::Staged.hold(&path));
+        while !Phase::Staged.held_file(directory.path()).exists() {
+            assert!(!held.is_finished(), "it was not held");
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        fs::remove_file(Phase::Staged.hold_file(directory.path())).unwrap();
+        held.join().unwrap();
+    }
+
+    #[test]
+    fn names_are_different() {
+        let mut names: Vec<_> = Phase::ALL.iter().map(|phase| phase.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Phase::ALL.len());
+    }
+}

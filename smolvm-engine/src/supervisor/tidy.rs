@@ -1,0 +1,106 @@
+//! Removing what a run that was cut off left in its machine's directory.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cas_store::{ChunkId, PackSet, StoreError};
+use snapshot_format::{CheckpointId, InvalidId};
+use thiserror::Error;
+
+use crate::image::{ImageMap, MapError};
+use crate::machine::{MachineDir, MachineFile, RecordedState, TEMPORARY_PREFIX};
+use crate::point::{History, PointError, chunk_ids, read_point, record_file_name};
+
+/// Why a directory was not tidied, or not to the end.
+#[derive(Debug, Error)]
+pub(super) enum TidyError {
+    #[error("cannot {operation} {}", path.display())]
+    Io {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the id of the head is damaged")]
+    Id(#[from] InvalidId),
+    #[error(transparent)]
+    Point(#[from] PointError),
+    #[error("the disk's base")]
+    Map(#[from] MapError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TidyError + use<> {
+    let path = path.to_owned();
+    move |source| TidyError::Io {
+        operation,
+        path,
+        source,
+    }
+}
+
+/// Removes files that `machine` does not need, as far as its last run may have left some: half-written
+/// ones, layers and bases that it does not name; after a run that was cut off also records of points that
+/// are not in its history, and packs in which only those points lie.
+///
+/// Nothing may run in the directory. Of a machine that is damaged everything is kept: a repair could want
+/// it.
+pub(super) fn tidy(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> {
+    match machine.state {
+        RecordedState::Damaged { .. } => Ok(()),
+        RecordedState::Created | RecordedState::Stopped => tidy_files(dir, machine),
+        RecordedState::Running { .. } | RecordedState::Failed { .. } => {
+            tidy_files(dir, machine)?;
+            tidy_points(dir, machine)
+        }
+    }
+}
+
+fn tidy_files(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> {
+    let disk: HashSet<&str> = machine.disk.layers.iter().map(String::as_str).collect();
+    remove_others(&dir.disk(), |name| {
+        disk.contains(name) || name == machine.disk.base
+    })?;
+    remove_others(dir.path(), |name| !name.starts_with(TEMPORARY_PREFIX))
+}
+
+fn tidy_points(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> {
+    let history = history(dir, machine)?;
+    let base = dir.disk().join(&machine.disk.base);
+    let base = ImageMap::decode(&fs::read(&base).map_err(io_error("read", &base))?)?;
+    let points = history.iter().flat_map(History::points);
+    let mut needed: Vec<ChunkId> = points.clone().flat_map(chunk_ids).collect();
+    needed.extend(base.chunks());
+    PackSet::open([dir.packs()]).keep_only(&needed)?;
+    let records: HashSet<String> = points.map(|point| record_file_name(&point.id())).collect();
+    remove_others(&dir.records(), |name| records.contains(name))
+}
+
+/// The points that the machine keeps: its head and the earlier ones.
+fn history(dir: &MachineDir, machine: &MachineFile) -> Result<Option<History>, TidyError> {
+    let Some(head) = &machine.head else {
+        return Ok(None);
+    };
+    let id: CheckpointId = head.parse()?;
+    let file = dir.records().join(record_file_name(&id));
+    let head = read_point(&file, Some(id))?;
+    Ok(Some(History::follow(head, &file, &dir.records())?))
+}
+
+/// Removes the files of a directory whose names are not kept.
+fn remove_others(directory: &Path, keep: impl Fn(&str) -> bool) -> Result<(), TidyError> {
+    let list = || io_error("list", directory);
+    for entry in fs::read_dir(directory).map_err(list())? {
+        let entry = entry.map_err(list())?;
+        let kept = entry.file_name().to_str().is_none_or(&keep);
+        if kept || !entry.file_type().map_err(list())?.is_file() {
+            continue;
+        }
+        fs::remove_file(entry.path()).map_err(io_error("remove", &entry.path()))?;
+        tracing::info!(path = %entry.path().display(), "a leftover was removed");
+    }
+    Ok(())
+}
