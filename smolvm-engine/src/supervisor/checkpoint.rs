@@ -141,14 +141,10 @@ pub(super) fn checkpoint(
         progress,
         begin,
     );
+    let result = result.inspect_err(|_| run.abort(&mut state));
+    // Not before: what the VMM still says of this capture must not reach the next one.
     drop(route);
-    match result {
-        Ok(done) => Ok(done),
-        Err(error) => {
-            run.abort(&mut state);
-            Err(error)
-        }
-    }
+    result
 }
 
 /// One capture.
