@@ -21,11 +21,11 @@ const SUPERVISOR: &str = "__supervisor";
 /// First argument of a VMM process.
 const VMM: &str = "__vmm";
 
-/// What glibc's allocator is told, see mallopt(3): a large block goes back to the system when it is
-/// freed, and so does a free end of the heap. Left alone it raises both limits with the first kernel
+/// What glibc's allocator is told, see mallopt(3): a block as large as a chunk goes back to the system
+/// when it is freed, and so does a free end of the heap. Left alone it raises both limits with the first kernel
 /// that was read and freed, and a machine keeps what one checkpoint needed.
 const ALLOCATOR: [(&str, &str); 2] = [
-    ("MALLOC_MMAP_THRESHOLD_", "131072"),
+    ("MALLOC_MMAP_THRESHOLD_", "65536"),
     ("MALLOC_TRIM_THRESHOLD_", "131072"),
 ];
 

@@ -49,6 +49,7 @@ check saved
 i=0
 while [ $i -lt 4 ]; do
     i=$((i + 1))
+    "$smolvm" machine exec --name "$name" -- sh -c 'head -c 16M /dev/urandom > /dev/shm/changed'
     "$smolvm" machine checkpoint --name "$name" --store ./store -o "./again-$i.checkpoint"
 done
 check 'saved again'
