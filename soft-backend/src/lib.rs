@@ -59,6 +59,7 @@
 
 mod backend;
 mod block;
+mod clock;
 mod cpu;
 mod decode;
 mod exceptions;
@@ -66,13 +67,12 @@ pub mod fpu;
 mod host_tsc;
 mod int;
 mod invalidate;
-mod lapic;
 mod local;
 mod mem;
 mod mmu;
 mod msr;
 mod ops;
-mod pvclock;
+mod router;
 mod run;
 mod segments;
 pub mod simd;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use vmm_core::exit::ExitHandler;
+use vmm_core::x86::lapic::Effect;
 use vmm_core::x86::{LAPIC_PAGE_BYTES, MpState};
 
 use crate::cpu::flags::IF;
 use crate::cpu::{Cpu, IoRequest};
-use crate::lapic::Effect;
 use crate::mem::PAGE;
 use crate::segments::{CS, Segment};
 
@@ -78,7 +78,7 @@ impl Cpu {
         self.reset();
         let id = self.index as u8;
         let khz = self.time.khz();
-        self.lapic = crate::lapic::Lapic::new(id);
+        self.lapic = vmm_core::x86::lapic::Lapic::new(id);
         self.lapic.timer.set_tsc_khz(khz);
         self.publish_address();
         self.mp_state = MpState::InitReceived;

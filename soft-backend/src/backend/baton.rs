@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::lapic::Router;
+use crate::router::Router;
 
 /// Tickets of a fair lock.
 #[derive(Default)]

@@ -5,15 +5,13 @@ use std::sync::Arc;
 use vmm_core::hypervisor::{
     ArchSpec, Capabilities, CreatedVm, Hypervisor, HypervisorError, VmSpec, X86Capabilities,
 };
-use vmm_core::x86::{CpuProfile, CpuidEntry, CpuidTable};
+use vmm_core::x86::{CpuProfile, CpuidEntry, CpuidTable, MAX_VCPUS};
 
 use super::vcpu::SoftBinder;
 use super::vm::SoftVm;
 
 /// Name of the backend.
 pub(super) const NAME: &str = "soft";
-/// Most vCPUs of a VM. They share one host core at a time.
-const MAX_VCPUS: usize = 8;
 /// TSC rate of new guests in kHz where the host has no TSC, and in deterministic mode: an instruction
 /// takes a nanosecond there.
 const DEFAULT_TSC_KHZ: u32 = 1_000_000;
@@ -66,7 +64,7 @@ pub fn open(options: SoftOptions) -> Result<SoftHypervisor, HypervisorError> {
         true => DEFAULT_TSC_KHZ,
         false => crate::host_tsc::khz().unwrap_or(DEFAULT_TSC_KHZ),
     };
-    let mut capabilities = Capabilities::new(MAX_VCPUS, true, crate::mem::PAGE);
+    let mut capabilities = Capabilities::new(usize::from(MAX_VCPUS), true, crate::mem::PAGE);
     capabilities.x86 = Some(X86Capabilities {
         cpuid: supported_cpuid(),
         tsc_khz,
@@ -129,11 +127,11 @@ impl Hypervisor for SoftHypervisor {
             });
         };
         let requested = usize::from(spec.vcpus);
-        if requested > MAX_VCPUS || requested == 0 {
+        if requested > usize::from(MAX_VCPUS) || requested == 0 {
             return Err(HypervisorError::TooManyVcpus {
                 backend: NAME,
                 requested,
-                limit: MAX_VCPUS,
+                limit: usize::from(MAX_VCPUS),
             });
         }
         let vm = Arc::new(SoftVm::new(spec, x86, &self.options));

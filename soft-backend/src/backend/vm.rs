@@ -6,6 +6,7 @@ use vmm_core::hypervisor::{HypervisorError, Vm, VmSpec, X86Clock, X86Spec};
 use vmm_core::irq::{MsiMessage, MsiSink};
 use vmm_core::schedule::InstructionClock;
 use vmm_core::tracker::{DirtyLog, TrackerError};
+use vmm_core::x86::lapic::{Destination, Message};
 use vmm_core::x86::{ClockState, MsrList};
 
 use super::baton::Baton;
@@ -14,8 +15,8 @@ use super::in_order::{InOrder, Rota};
 use crate::block::CodeCache;
 use crate::cpu::Cpu;
 use crate::invalidate::CodePages;
-use crate::lapic::{Destination, Message, Order, Router};
 use crate::mem::RamMap;
+use crate::router::{Order, Router};
 use crate::time::Tsc;
 
 /// Everything that only the holder of the baton touches.

@@ -175,9 +175,9 @@ pub(crate) struct Cpu {
     pub(crate) seen_epoch: u64,
     /// Number of the vCPU, also its APIC id.
     pub(crate) index: usize,
-    pub(crate) lapic: crate::lapic::Lapic,
-    pub(crate) router: std::sync::Arc<crate::lapic::Router>,
-    pub(crate) clock: crate::pvclock::PvClock,
+    pub(crate) lapic: vmm_core::x86::lapic::Lapic,
+    pub(crate) router: std::sync::Arc<crate::router::Router>,
+    pub(crate) clock: vmm_core::x86::pvclock::PvClock,
     pub(crate) mp_state: vmm_core::x86::MpState,
     /// Vector of a start-up IPI that waits.
     pub(crate) sipi_vector: u8,
@@ -336,7 +336,7 @@ impl Cpu {
         code_pages: crate::invalidate::CodePages,
         cpuid: CpuidTable,
         time: crate::time::Tsc,
-        router: std::sync::Arc<crate::lapic::Router>,
+        router: std::sync::Arc<crate::router::Router>,
     ) -> Self {
         let phys_bits = cpuid
             .get(0x8000_0008, 0)
@@ -377,9 +377,9 @@ impl Cpu {
             nmi_pending: false,
             nmi_masked: false,
             index: index.into(),
-            lapic: crate::lapic::Lapic::new(index),
+            lapic: vmm_core::x86::lapic::Lapic::new(index),
             router,
-            clock: crate::pvclock::PvClock::default(),
+            clock: vmm_core::x86::pvclock::PvClock::default(),
             mp_state: if index == 0 {
                 vmm_core::x86::MpState::Runnable
             } else {

@@ -3,7 +3,7 @@
 
 /// One-shot or periodic count-down.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Timer {
+pub struct Timer {
     periodic: bool,
     divide: u32,
     initial: u32,
@@ -30,7 +30,7 @@ impl Default for Timer {
 
 impl Timer {
     /// Sets the rate of the TSC that times are given in.
-    pub(crate) fn set_tsc_khz(&mut self, khz: u64) {
+    pub fn set_tsc_khz(&mut self, khz: u64) {
         self.khz = khz.max(1);
     }
 
@@ -45,20 +45,24 @@ impl Timer {
         (t / u128::from(BUS_KHZ)) as u64
     }
 
-    pub(crate) fn initial(&self) -> u32 {
+    /// The initial count register.
+    pub fn initial(&self) -> u32 {
         self.initial
     }
 
-    pub(crate) fn divide(&self) -> u32 {
+    /// The divide configuration register.
+    pub fn divide(&self) -> u32 {
         self.divide
     }
 
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    /// The TSC at which it reaches zero, if it counts.
+    #[inline]
+    pub fn deadline(&self) -> Option<u64> {
         self.deadline
     }
 
     /// The count that is left.
-    pub(crate) fn current(&self, now: u64) -> u32 {
+    pub fn current(&self, now: u64) -> u32 {
         let Some(d) = self.deadline else { return 0 };
         let left = u128::from(d.saturating_sub(now)) * u128::from(BUS_KHZ);
         let unit = u128::from(self.divisor()) * u128::from(self.khz);
@@ -67,7 +71,8 @@ impl Timer {
             .min(self.initial)
     }
 
-    pub(crate) fn start(&mut self, count: u32, now: u64) {
+    /// Writes the initial count: 0 stops it.
+    pub fn start(&mut self, count: u32, now: u64) {
         self.initial = count;
         self.arm(count, now);
     }
@@ -76,13 +81,15 @@ impl Timer {
         self.deadline = (count != 0).then(|| now.wrapping_add(self.ticks(count).max(1)));
     }
 
-    pub(crate) fn set_divide(&mut self, v: u32, now: u64) {
+    /// Writes the divide configuration; the count that is left stays.
+    pub fn set_divide(&mut self, v: u32, now: u64) {
         let left = self.current(now);
         self.divide = v & 0b1011;
         self.arm(left, now);
     }
 
-    pub(crate) fn set_mode(&mut self, periodic: bool, now: u64) {
+    /// Makes it one-shot or periodic.
+    pub fn set_mode(&mut self, periodic: bool, now: u64) {
         if periodic && !self.periodic && self.deadline.is_none() {
             self.arm(self.initial, now);
         }
@@ -90,7 +97,8 @@ impl Timer {
     }
 
     /// Whether it ran out by now; a periodic one starts again.
-    pub(crate) fn expire(&mut self, now: u64) -> bool {
+    #[inline]
+    pub fn expire(&mut self, now: u64) -> bool {
         let Some(d) = self.deadline else { return false };
         // A difference as a signed number: the TSC may wrap or have been set back.
         if (now.wrapping_sub(d) as i64) < 0 {
@@ -106,11 +114,12 @@ impl Timer {
     }
 
     /// The TSC was moved by this much.
-    pub(crate) fn shift(&mut self, by: u64) {
+    pub fn shift(&mut self, by: u64) {
         self.deadline = self.deadline.map(|d| d.wrapping_add(by));
     }
 
-    pub(crate) fn load(&mut self, periodic: bool, divide: u32, initial: u32, left: u32, now: u64) {
+    /// Takes the registers as they were saved; `left` is the current count.
+    pub fn load(&mut self, periodic: bool, divide: u32, initial: u32, left: u32, now: u64) {
         self.periodic = periodic;
         self.divide = divide & 0b1011;
         self.initial = initial;

@@ -1,13 +1,17 @@
 //! The local APIC of machine model 1: xAPIC registers in memory, no x2APIC, no TSC deadline (Intel
-//! SDM volume 3, chapter 10).
+//! SDM volume 3, chapter 11).
+//!
+//! A pure model for backends whose hypervisor brings none: it holds no lock and knows no clock. Times are
+//! given to it, in ticks of the guest's TSC; what it wants done outside is returned as an [`Effect`].
 
-mod router;
+mod message;
 mod timer;
 
-pub(crate) use router::{Destination, Message, Order, Router};
-pub(crate) use timer::Timer;
+pub use message::{Destination, Message};
+pub use timer::Timer;
 
-use vmm_core::x86::{LAPIC_PAGE_BYTES, lapic_register as reg};
+use super::LAPIC_PAGE_BYTES;
+use super::lapic_register as reg;
 
 /// Software enable, in the spurious vector register.
 const ENABLED: u32 = 1 << 8;
@@ -18,7 +22,7 @@ const VERSION: u32 = 0x0005_0014;
 
 /// 256 bits, one per vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Vectors([u32; 8]);
+struct Vectors([u32; 8]);
 
 impl Vectors {
     fn set(&mut self, v: u8) {
@@ -30,6 +34,7 @@ impl Vectors {
     fn has(&self, v: u8) -> bool {
         self.0[usize::from(v >> 5)] >> (v & 31) & 1 != 0
     }
+    #[inline]
     fn highest(&self) -> Option<u8> {
         (0..8u8).rev().find_map(|i| {
             let w = self.0[usize::from(i)];
@@ -40,7 +45,7 @@ impl Vectors {
 
 /// The registers of one local APIC.
 #[derive(Clone, Debug)]
-pub(crate) struct Lapic {
+pub struct Lapic {
     id: u8,
     tpr: u8,
     ldr: u32,
@@ -50,7 +55,8 @@ pub(crate) struct Lapic {
     icr: [u32; 2],
     /// Timer, thermal, performance, LINT0, LINT1, error.
     lvt: [u32; 6],
-    pub(crate) timer: Timer,
+    /// Its timer.
+    pub timer: Timer,
     isr: Vectors,
     irr: Vectors,
     tmr: Vectors,
@@ -58,7 +64,8 @@ pub(crate) struct Lapic {
 
 /// What a register write asks of the outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
+pub enum Effect {
+    /// Nothing.
     None,
     /// A level-triggered interrupt ended.
     EndOfLevel(u8),
@@ -67,7 +74,8 @@ pub(crate) enum Effect {
 }
 
 impl Lapic {
-    pub(crate) fn new(id: u8) -> Self {
+    /// The APIC of this id after a reset: disabled.
+    pub fn new(id: u8) -> Self {
         Lapic {
             id,
             tpr: 0,
@@ -85,18 +93,21 @@ impl Lapic {
     }
 
     /// How interrupts find this APIC: id, logical id, flat model.
-    pub(crate) fn address(&self) -> (u8, u8, bool) {
+    pub fn address(&self) -> (u8, u8, bool) {
         (self.id, (self.ldr >> 24) as u8, self.dfr >> 28 == 0xf)
     }
 
-    pub(crate) fn task_priority(&self) -> u8 {
+    /// The task priority register.
+    pub fn task_priority(&self) -> u8 {
         self.tpr
     }
 
-    pub(crate) fn set_task_priority(&mut self, v: u8) {
+    /// Sets the task priority register, as writes of CR8 do.
+    pub fn set_task_priority(&mut self, v: u8) {
         self.tpr = v;
     }
 
+    #[inline]
     fn processor_priority(&self) -> u8 {
         let service = self.isr.highest().unwrap_or(0) & 0xf0;
         if self.tpr & 0xf0 >= service {
@@ -107,7 +118,7 @@ impl Lapic {
     }
 
     /// Requests an interrupt.
-    pub(crate) fn request(&mut self, vector: u8, level: bool) {
+    pub fn request(&mut self, vector: u8, level: bool) {
         if self.spurious & ENABLED == 0 || vector < 16 {
             return;
         }
@@ -120,13 +131,14 @@ impl Lapic {
     }
 
     /// The interrupt that would be delivered now.
-    pub(crate) fn deliverable(&self) -> Option<u8> {
+    #[inline]
+    pub fn deliverable(&self) -> Option<u8> {
         let v = self.irr.highest()?;
         (v & 0xf0 > self.processor_priority() & 0xf0).then_some(v)
     }
 
     /// Takes the interrupt for delivery.
-    pub(crate) fn acknowledge(&mut self) -> Option<u8> {
+    pub fn acknowledge(&mut self) -> Option<u8> {
         let v = self.deliverable()?;
         self.irr.clear(v);
         self.isr.set(v);
@@ -134,7 +146,7 @@ impl Lapic {
     }
 
     /// The timer ran out: requests its interrupt unless masked.
-    pub(crate) fn timer_fired(&mut self) {
+    pub fn timer_fired(&mut self) {
         let entry = self.lvt[0];
         if entry & MASKED == 0 {
             self.request(entry as u8, false);
@@ -154,7 +166,7 @@ impl Lapic {
     }
 
     /// Reads a register; `now` is the time in ticks of the TSC.
-    pub(crate) fn read(&self, offset: usize, now: u64) -> u32 {
+    pub fn read(&self, offset: usize, now: u64) -> u32 {
         if let Some(i) = Self::lvt_index(offset) {
             return self.lvt[i];
         }
@@ -180,8 +192,8 @@ impl Lapic {
         }
     }
 
-    /// Writes a register.
-    pub(crate) fn write(&mut self, offset: usize, v: u32, now: u64) -> Effect {
+    /// Writes a register; `now` is the time in ticks of the TSC.
+    pub fn write(&mut self, offset: usize, v: u32, now: u64) -> Effect {
         if let Some(i) = Self::lvt_index(offset) {
             self.write_lvt(i, v);
             if i == 0 {
@@ -265,7 +277,7 @@ impl Lapic {
     }
 
     /// Writes the registers to their places in the page.
-    pub(crate) fn save(&self, page: &mut [u8; LAPIC_PAGE_BYTES], now: u64) {
+    pub fn save(&self, page: &mut [u8; LAPIC_PAGE_BYTES], now: u64) {
         for offset in (0..LAPIC_PAGE_BYTES).step_by(16) {
             let v = self.read(offset, now);
             page[offset..offset + 4].copy_from_slice(&v.to_le_bytes());
@@ -273,7 +285,7 @@ impl Lapic {
     }
 
     /// Reads the registers from a page. Every value is one that a guest could have written.
-    pub(crate) fn load(&mut self, page: &[u8; LAPIC_PAGE_BYTES], now: u64) {
+    pub fn load(&mut self, page: &[u8; LAPIC_PAGE_BYTES], now: u64) {
         let get = |offset: usize| {
             let mut b = [0; 4];
             b.copy_from_slice(&page[offset..offset + 4]);

@@ -5,38 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// What is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
-    Fixed { vector: u8, level: bool },
-    LowestPriority { vector: u8, level: bool },
-    Nmi,
-    Init,
-    StartUp(u8),
-}
-
-impl Message {
-    /// From a delivery mode; `None` for modes that the machine does not have (SMI, ExtINT).
-    pub(crate) fn new(mode: u8, vector: u8, level: bool) -> Option<Self> {
-        match mode {
-            0 => Some(Message::Fixed { vector, level }),
-            1 => Some(Message::LowestPriority { vector, level }),
-            4 => Some(Message::Nmi),
-            5 => Some(Message::Init),
-            6 => Some(Message::StartUp(vector)),
-            _ => None,
-        }
-    }
-}
-
-/// To whom.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Destination {
-    Of { id: u8, logical: bool },
-    Itself,
-    All,
-    Others,
-}
+use vmm_core::x86::lapic::{Destination, Message};
 
 /// No start-up IPI waits.
 const NO_START_UP: u32 = u32::MAX;
