@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use snapshot_format::{
 };
 use thiserror::Error;
 
+use super::capture_route::CaptureRoute;
 use super::chunk_sink::{ChunkSink, SinkError};
 use super::control::{CheckpointDone, CheckpointRequest};
 use super::disk_capture::{self, DiskCaptureError};
@@ -33,7 +34,7 @@ use crate::point::{
     History, PointError, Publication, chunk_ids, publish, read_point, record_file_name,
     sync_directory, write_synced,
 };
-use crate::vmm::messages::{BeginCapture, FromVmm, ToVmm, UnitState};
+use crate::vmm::messages::{BeginCapture, CaptureEvent, CaptureRequest, ToVmm, UnitState};
 
 /// Slots of the window between VMM and supervisor: 64 MiB.
 const WINDOW_SLOTS: u32 = 1024;
@@ -125,11 +126,9 @@ pub(super) fn checkpoint(
     Phase::CaptureBegun.reached();
     shared.sync_guest(SYNC_PATIENCE);
 
-    let (sender, messages) = channel();
-    let route = shared.route_capture(sender);
     let mut run = Run {
         shared,
-        messages,
+        route: shared.capture_router.open(),
         frozen: false,
     };
     let result = run.save(
@@ -141,16 +140,13 @@ pub(super) fn checkpoint(
         progress,
         begin,
     );
-    let result = result.inspect_err(|_| run.abort(&mut state));
-    // Not before: what the VMM still says of this capture must not reach the next one.
-    drop(route);
-    result
+    result.inspect_err(|_| run.abort(&mut state))
 }
 
 /// One capture.
 struct Run<'a> {
     shared: &'a Shared,
-    messages: Receiver<FromVmm>,
+    route: CaptureRoute<'a>,
     /// The VMM has switched the disk to its new top.
     frozen: bool,
 }
@@ -278,25 +274,25 @@ impl Run<'_> {
             .write(true)
             .open(&top_path)
             .map_err(io_error("open", &top_path))?;
-        let begin = ToVmm::BeginCapture(BeginCapture {
+        let begin = CaptureRequest::Begin(BeginCapture {
             full,
             slots: WINDOW_SLOTS,
         });
-        self.send(&begin, &[window.as_fd(), top.as_fd()])?;
+        self.send(begin, &[window.as_fd(), top.as_fd()])?;
         let total = full.then_some(machine.spec.memory_bytes);
         let mut instant = None;
         loop {
             match self.next()? {
-                FromVmm::Chunks(chunks) => {
+                CaptureEvent::Chunks(chunks) => {
                     let freed = sink.take(&chunks)?;
                     if !freed.is_empty() {
-                        self.send(&ToVmm::FreeSlots(freed), &[])?;
+                        self.send(CaptureRequest::FreeSlots(freed), &[])?;
                     }
                     if !progress("memory", sink.seen_bytes(), total) {
                         return Err(CheckpointError::Cancelled);
                     }
                 }
-                FromVmm::Frozen {
+                CaptureEvent::Frozen {
                     states,
                     pause_micros,
                     taken,
@@ -309,10 +305,10 @@ impl Run<'_> {
                         taken,
                     });
                 }
-                FromVmm::MemoryDone => {
+                CaptureEvent::MemoryDone => {
                     return instant.ok_or(CheckpointError::Vmm("no instant".to_owned()));
                 }
-                FromVmm::CaptureFailed { message, switched } => {
+                CaptureEvent::Failed { message, switched } => {
                     self.frozen |= switched;
                     return Err(CheckpointError::Vmm(message));
                 }
@@ -321,8 +317,8 @@ impl Run<'_> {
         }
     }
 
-    fn next(&self) -> Result<FromVmm, CheckpointError> {
-        match self.messages.recv_timeout(VMM_PATIENCE) {
+    fn next(&self) -> Result<CaptureEvent, CheckpointError> {
+        match self.route.next(VMM_PATIENCE) {
             Ok(message) => Ok(message),
             Err(RecvTimeoutError::Disconnected) => Err(CheckpointError::Ended),
             Err(RecvTimeoutError::Timeout) => {
@@ -331,13 +327,18 @@ impl Run<'_> {
         }
     }
 
-    fn send(&self, message: &ToVmm, descriptors: &[BorrowedFd<'_>]) -> Result<(), CheckpointError> {
+    fn send(
+        &self,
+        request: CaptureRequest,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), CheckpointError> {
+        let message = ToVmm::Capture(self.route.number(), request);
         let socket = self
             .shared
             .vmm_socket
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        Ok(socket_channel::send(&socket, message, descriptors)?)
+        Ok(socket_channel::send(&socket, &message, descriptors)?)
     }
 
     /// Kernel and initramfs as chunks: those of the head, or from the machine's files.
@@ -502,14 +503,14 @@ impl Run<'_> {
     fn rebase(&self, former: &MachineFile, base: &str) -> Result<(), CheckpointError> {
         let base_path = self.shared.dir.disk().join(base);
         let map = File::open(&base_path).map_err(io_error("open", &base_path))?;
-        self.send(&ToVmm::EndCapture, &[map.as_fd()])?;
+        self.send(CaptureRequest::End, &[map.as_fd()])?;
         match self.next()? {
-            FromVmm::CaptureEnded => {
+            CaptureEvent::Ended => {
                 let sealed = former.disk.layers.len().saturating_sub(1);
                 self.remove_disk_files(&former.disk.layers[..sealed]);
                 self.remove_disk_files([&former.disk.base]);
             }
-            FromVmm::CaptureFailed { message, .. } => return Err(CheckpointError::Vmm(message)),
+            CaptureEvent::Failed { message, .. } => return Err(CheckpointError::Vmm(message)),
             other => return Err(CheckpointError::Vmm(format!("unexpected {other:?}"))),
         }
         Phase::LayersDropped.reached();
@@ -529,15 +530,15 @@ impl Run<'_> {
         if self.shared.has_ended() {
             return;
         }
-        if let Err(error) = self.send(&ToVmm::EndCapture, &[]) {
+        if let Err(error) = self.send(CaptureRequest::End, &[]) {
             tracing::debug!(%error, "the VMM is gone");
             return;
         }
         loop {
             match self.next() {
-                Ok(FromVmm::CaptureEnded) => break,
-                Ok(FromVmm::Frozen { .. }) => self.frozen = true,
-                Ok(FromVmm::CaptureFailed { switched, .. }) => self.frozen |= switched,
+                Ok(CaptureEvent::Ended) => break,
+                Ok(CaptureEvent::Frozen { .. }) => self.frozen = true,
+                Ok(CaptureEvent::Failed { switched, .. }) => self.frozen |= switched,
                 Ok(_) => {}
                 Err(error) => {
                     tracing::warn!(%error, "the VMM does not end the capture");

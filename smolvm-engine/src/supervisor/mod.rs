@@ -4,6 +4,7 @@
 //! guest's agent, answers commands on the control socket, and records how the machine ended.
 
 mod agent;
+mod capture_route;
 mod checkpoint;
 mod chunk_sink;
 pub(crate) mod control;

@@ -1,7 +1,6 @@
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,6 +9,7 @@ use snapshot_format::{CheckpointId, InvalidId, Point};
 use thiserror::Error;
 
 use super::agent::{AgentDialer, AgentError};
+use super::capture_route::CaptureRouter;
 use super::checkpoint::CaptureState;
 use super::identity::IdentityError;
 use super::layers::{LayersError, fresh_layer, merge_layers};
@@ -116,8 +116,8 @@ pub(super) struct Shared {
     pub(super) rebooted: AtomicBool,
     /// Held during a capture.
     pub(super) capture: Mutex<CaptureState>,
-    /// Where the VMM's messages about a capture go.
-    capture_route: Mutex<Option<Sender<FromVmm>>>,
+    /// Where the VMM's messages about captures go.
+    pub(super) capture_router: CaptureRouter,
     live: Mutex<Live>,
     changed: Condvar,
 }
@@ -144,42 +144,7 @@ impl Drop for CommandGuard {
     }
 }
 
-/// Directs the VMM's messages about a capture until it is dropped.
-pub(super) struct CaptureRoute<'a>(&'a Shared);
-
-impl Drop for CaptureRoute<'_> {
-    fn drop(&mut self) {
-        *self
-            .0
-            .capture_route
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
-
 impl Shared {
-    /// From now on the VMM's messages about a capture go to `sender`.
-    pub(super) fn route_capture(&self, sender: Sender<FromVmm>) -> CaptureRoute<'_> {
-        *self
-            .capture_route
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(sender);
-        CaptureRoute(self)
-    }
-
-    fn forward_capture(&self, message: FromVmm) {
-        let route = self
-            .capture_route
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if route
-            .as_ref()
-            .is_none_or(|route| route.send(message).is_err())
-        {
-            tracing::debug!("a message about a capture that nobody makes");
-        }
-    }
-
     /// Lets the guest write its page cache out, as far as it comes within `patience`. Best effort: the
     /// page cache is part of the memory that is saved.
     pub(super) fn sync_guest(&self, patience: Duration) {
@@ -401,7 +366,7 @@ fn start(
         restored,
         rebooted: AtomicBool::new(false),
         capture: Mutex::new(CaptureState { base }),
-        capture_route: Mutex::default(),
+        capture_router: CaptureRouter::default(),
         dialer: vmm.dialer.clone(),
         live: Mutex::default(),
         changed: Condvar::new(),
@@ -453,10 +418,7 @@ fn supervise(shared: &Arc<Shared>, mut vmm: VmmHandle, starter: UnixStream) {
         tracing::error!(%error, "the guest is not set up");
     }
     let reason = follow(shared, &vmm.socket);
-    *shared
-        .capture_route
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner) = None;
+    shared.capture_router.close();
     shared.change(|live| live.end = Some(reason.clone()));
     vmm.reap();
     record_end(shared, &reason);
@@ -483,13 +445,7 @@ fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
                 shared.change(|live| live.out_of_memory = Some(text));
             }
             Ok(FromVmm::Console(ConsoleNote::Panic(_)) | FromVmm::Started) => {}
-            Ok(
-                message @ (FromVmm::Chunks(_)
-                | FromVmm::Frozen { .. }
-                | FromVmm::MemoryDone
-                | FromVmm::CaptureFailed { .. }
-                | FromVmm::CaptureEnded),
-            ) => shared.forward_capture(message),
+            Ok(FromVmm::Capture(number, event)) => shared.capture_router.forward(number, event),
             Ok(FromVmm::Rebooted) => {
                 // Memory is new: the next capture takes all of it.
                 shared.rebooted.store(true, Ordering::SeqCst);

@@ -20,7 +20,7 @@ use vmm_core::machine::{MachineError, RunningMachine};
 use vmm_core::ram::{GuestRam, PAGE_BYTES};
 use vmm_core::tracker::{DirtySet, TrackerError};
 
-use super::messages::{BeginCapture, CapturedChunk, FromVmm, UnitState};
+use super::messages::{BeginCapture, CaptureEvent, CapturedChunk, UnitState};
 use crate::channel::ChannelError;
 use crate::phase::Phase;
 
@@ -52,10 +52,10 @@ pub(super) enum CaptureError {
     Channel(#[from] ChannelError),
 }
 
-/// The VMM's side of the talk with the supervisor.
+/// The VMM's side of the talk with the supervisor about one capture.
 pub(super) trait Peer {
-    /// Sends a message.
-    fn send(&mut self, message: FromVmm) -> Result<(), ChannelError>;
+    /// Sends a message about the capture.
+    fn send(&mut self, event: CaptureEvent) -> Result<(), ChannelError>;
 
     /// Waits for slots of the window that are free again.
     fn wait_free_slots(&mut self) -> Result<Vec<u32>, ChannelError>;
@@ -159,12 +159,12 @@ fn run(
     sender.send_kept(&kept)?;
     sender.flush()?;
     let since = instant.duration_since(UNIX_EPOCH).unwrap_or_default();
-    sender.peer.send(FromVmm::Frozen {
+    sender.peer.send(CaptureEvent::Frozen {
         states: states.into_iter().map(to_message).collect(),
         pause_micros,
         taken: (since.as_secs(), since.subsec_nanos()),
     })?;
-    sender.peer.send(FromVmm::MemoryDone)?;
+    sender.peer.send(CaptureEvent::MemoryDone)?;
     Ok(frozen)
 }
 
@@ -349,7 +349,7 @@ impl<'a> Sender<'a> {
     fn flush(&mut self) -> Result<(), CaptureError> {
         if !self.batch.is_empty() {
             self.peer
-                .send(FromVmm::Chunks(std::mem::take(&mut self.batch)))?;
+                .send(CaptureEvent::Chunks(std::mem::take(&mut self.batch)))?;
         }
         Ok(())
     }

@@ -13,15 +13,34 @@ pub(crate) enum ToVmm {
     Start(Box<StartMachine>),
     /// Give this to the serial console.
     ConsoleInput(Vec<u8>),
-    /// Begin a capture. Descriptors: the window, the disk's new top layer.
-    BeginCapture(BeginCapture),
-    /// These slots of the window were read and may be filled again.
-    FreeSlots(Vec<u32>),
-    /// The capture is over. With a descriptor: the map of the disk's new base, which holds all that
-    /// the sealed layers hold. Without one it failed: what it took counts as written again.
-    EndCapture,
+    /// About this capture.
+    Capture(CaptureNumber, CaptureRequest),
     /// End: stop the vCPUs and leave.
     Quit,
+}
+
+/// Which capture of a machine's run a message is about. Messages of a capture that was given up may come late:
+/// the number keeps them away from the next one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CaptureNumber(u64);
+
+impl CaptureNumber {
+    /// The number of the capture after this one.
+    pub(crate) fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
+
+/// What the supervisor says about a capture.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum CaptureRequest {
+    /// Begin it. Descriptors: the window, the disk's new top layer.
+    Begin(BeginCapture),
+    /// These slots of the window were read and may be filled again.
+    FreeSlots(Vec<u32>),
+    /// It is over. With a descriptor: the map of the disk's new base, which holds all that the sealed layers
+    /// hold. Without one it failed: what it took counts as written again.
+    End,
 }
 
 /// How to capture.
@@ -71,6 +90,15 @@ pub(crate) enum FromVmm {
     Rebooted,
     /// The console showed this.
     Console(ConsoleNote),
+    /// About this capture.
+    Capture(CaptureNumber, CaptureEvent),
+    /// The machine is over; the VMM ends.
+    Ended(EndReason),
+}
+
+/// What the VMM says about a capture.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum CaptureEvent {
     /// Chunks of memory; a later one replaces an earlier one of the same number.
     Chunks(Vec<CapturedChunk>),
     /// The instant of the capture: the machine was paused and runs again.
@@ -82,19 +110,17 @@ pub(crate) enum FromVmm {
         /// The wall time of the instant: seconds since 1970 and nanoseconds.
         taken: (u64, u32),
     },
-    /// All chunks of the capture were sent.
+    /// All chunks were sent.
     MemoryDone,
-    /// The capture failed; what it took counts as written again.
-    CaptureFailed {
+    /// It failed; what it took counts as written again.
+    Failed {
         /// What failed.
         message: String,
         /// The disk writes to its new top already: that layer must stay.
         switched: bool,
     },
-    /// To [`ToVmm::EndCapture`]: it is over, former layers of the disk are not used any more.
-    CaptureEnded,
-    /// The machine is over; the VMM ends.
-    Ended(EndReason),
+    /// To [`CaptureRequest::End`]: it is over, former layers of the disk are not used any more.
+    Ended,
 }
 
 /// Something on the serial console that explains an end.

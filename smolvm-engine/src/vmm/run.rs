@@ -10,7 +10,10 @@ use cas_store::ReadError;
 use vmm_core::machine::{MachineEvent, RunningMachine};
 
 use super::capture::{Captured, Peer, capture};
-use super::messages::{BeginCapture, ConsoleNote, EndReason, FromVmm, ToVmm};
+use super::messages::{
+    BeginCapture, CaptureEvent, CaptureNumber, CaptureRequest, ConsoleNote, EndReason, FromVmm,
+    ToVmm,
+};
 use super::start::{Parts, StartError};
 use crate::channel::{self as socket_channel, ChannelError, Received};
 use crate::chunk_source::is_damage;
@@ -74,8 +77,8 @@ fn start_failed(error: &StartError) -> FromVmm {
     }
 }
 
-fn capture_failed(message: String, switched: bool) -> FromVmm {
-    FromVmm::CaptureFailed { message, switched }
+fn capture_failed(number: CaptureNumber, message: String, switched: bool) -> FromVmm {
+    FromVmm::Capture(number, CaptureEvent::Failed { message, switched })
 }
 
 fn read_requests(socket: &UnixStream, inbox: &Sender<Input>) {
@@ -141,7 +144,7 @@ impl Vmm {
     }
 
     fn serve(&mut self, machine: &mut RunningMachine) -> Result<Outcome, ChannelError> {
-        let mut captured: Option<Captured> = None;
+        let mut captured: Option<(CaptureNumber, Captured)> = None;
         loop {
             // This VMM holds a sender itself: the queue is never closed.
             let Some(input) = self.deferred.pop_front().or_else(|| self.inbox.recv().ok()) else {
@@ -160,15 +163,20 @@ impl Vmm {
                 Input::Request(ToVmm::ConsoleInput(bytes), _) => {
                     machine.console_input(&bytes);
                 }
-                Input::Request(ToVmm::BeginCapture(request), descriptors) => {
-                    captured = self.capture(machine, request, descriptors)?;
-                }
-                Input::Request(ToVmm::EndCapture, descriptors) => {
-                    let base = descriptors.into_iter().next();
-                    self.end_capture(machine, captured.take(), base)?;
-                }
-                // Slots that were given back after the last chunk was sent.
-                Input::Request(ToVmm::FreeSlots(_), _) => {}
+                Input::Request(ToVmm::Capture(number, request), descriptors) => match request {
+                    CaptureRequest::Begin(request) => {
+                        let taken = self.capture(machine, number, request, descriptors)?;
+                        captured = taken.map(|taken| (number, taken));
+                    }
+                    CaptureRequest::End => {
+                        let base = descriptors.into_iter().next();
+                        let ended = captured.take_if(|(held, _)| *held == number);
+                        let taken = ended.map(|(_, taken)| taken);
+                        self.end_capture(machine, number, taken, base)?;
+                    }
+                    // Slots that were given back after the last chunk was sent.
+                    CaptureRequest::FreeSlots(_) => {}
+                },
                 Input::Request(ToVmm::Quit, _) | Input::SupervisorGone => {
                     return Ok(Outcome::Ended(EndReason::Asked));
                 }
@@ -182,16 +190,18 @@ impl Vmm {
     fn capture(
         &mut self,
         machine: &mut RunningMachine,
+        number: CaptureNumber,
         request: BeginCapture,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Option<Captured>, ChannelError> {
         let mut files = descriptors.into_iter().map(File::from);
         let (Some(window), Some(top)) = (files.next(), files.next()) else {
             let message = "the capture came without its descriptors".to_owned();
-            tell(&self.socket, capture_failed(message, false))?;
+            tell(&self.socket, capture_failed(number, message, false))?;
             return Ok(None);
         };
         let mut talk = Talk {
+            number,
             socket: &self.socket,
             inbox: &self.inbox,
             deferred: &mut self.deferred,
@@ -201,7 +211,7 @@ impl Vmm {
         match capture(machine, disk, request, tracked, &window, top, &mut talk) {
             Ok(captured) => Ok(Some(captured)),
             Err(failed) => {
-                let message = capture_failed(chain(&failed.error), failed.switched);
+                let message = capture_failed(number, chain(&failed.error), failed.switched);
                 tell(&self.socket, message)?;
                 Ok(None)
             }
@@ -212,6 +222,7 @@ impl Vmm {
     fn end_capture(
         &self,
         machine: &RunningMachine,
+        number: CaptureNumber,
         captured: Option<Captured>,
         base: Option<OwnedFd>,
     ) -> Result<(), ChannelError> {
@@ -221,13 +232,14 @@ impl Vmm {
                 Some(Ok(())) => Phase::Rebased.reached(),
                 Some(Err(error)) => {
                     // The layers stay in use; only their files must not be removed.
-                    tell(&self.socket, capture_failed(chain(&error), true))?;
+                    tell(&self.socket, capture_failed(number, chain(&error), true))?;
                     return Ok(());
                 }
                 None => captured.give_back(machine),
             }
         }
-        tell(&self.socket, FromVmm::CaptureEnded)
+        let ended = FromVmm::Capture(number, CaptureEvent::Ended);
+        tell(&self.socket, ended)
     }
 
     /// Looks at what the console said before an event; other inputs wait for the next boot.
@@ -274,32 +286,130 @@ impl Vmm {
 
 /// A capture's talk with the supervisor; what is not for it waits.
 struct Talk<'a> {
+    number: CaptureNumber,
     socket: &'a UnixStream,
     inbox: &'a Receiver<Input>,
     deferred: &'a mut VecDeque<Input>,
 }
 
+impl Talk<'_> {
+    /// Whether this says that the capture need not go on: the supervisor is gone or gave it up.
+    fn ends(&self, input: &Input) -> bool {
+        match input {
+            Input::SupervisorGone | Input::Request(ToVmm::Quit, _) => true,
+            Input::Request(ToVmm::Capture(number, CaptureRequest::End), _) => {
+                *number == self.number
+            }
+            _ => false,
+        }
+    }
+}
+
 impl Peer for Talk<'_> {
-    fn send(&mut self, message: FromVmm) -> Result<(), ChannelError> {
-        tell(self.socket, message)
+    fn send(&mut self, event: CaptureEvent) -> Result<(), ChannelError> {
+        tell(self.socket, FromVmm::Capture(self.number, event))
     }
 
     fn wait_free_slots(&mut self) -> Result<Vec<u32>, ChannelError> {
+        // What came before a reboot of the guest waits there already, and does not come again.
+        if self.deferred.iter().any(|input| self.ends(input)) {
+            return Err(ChannelError::Closed);
+        }
         loop {
             match self.inbox.recv() {
-                Ok(Input::Request(ToVmm::FreeSlots(slots), _)) => return Ok(slots),
-                Ok(end @ (Input::SupervisorGone | Input::Request(ToVmm::Quit, _))) => {
-                    self.deferred.push_back(end);
-                    return Err(ChannelError::Closed);
+                Ok(Input::Request(ToVmm::Capture(number, CaptureRequest::FreeSlots(slots)), _)) => {
+                    // Slots of another capture are slots of another window.
+                    if number == self.number {
+                        return Ok(slots);
+                    }
                 }
-                // The supervisor gave the capture up.
-                Ok(end @ Input::Request(ToVmm::EndCapture, _)) => {
-                    self.deferred.push_back(end);
-                    return Err(ChannelError::Closed);
+                Ok(input) => {
+                    let over = self.ends(&input);
+                    self.deferred.push_back(input);
+                    if over {
+                        return Err(ChannelError::Closed);
+                    }
                 }
-                Ok(other) => self.deferred.push_back(other),
                 Err(_) => return Err(ChannelError::Closed),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(number: CaptureNumber, request: CaptureRequest) -> Input {
+        Input::Request(ToVmm::Capture(number, request), Vec::new())
+    }
+
+    /// What a capture of this number gets that waits for slots, when these inputs wait for it.
+    fn wait(
+        number: CaptureNumber,
+        deferred: Vec<Input>,
+        inputs: Vec<Input>,
+    ) -> (Result<Vec<u32>, ChannelError>, usize) {
+        let (socket, _supervisor) = UnixStream::pair().unwrap();
+        let (sender, inbox) = channel();
+        inputs
+            .into_iter()
+            .for_each(|input| sender.send(input).unwrap());
+        drop(sender);
+        let mut deferred = VecDeque::from(deferred);
+        let mut talk = Talk {
+            number,
+            socket: &socket,
+            inbox: &inbox,
+            deferred: &mut deferred,
+        };
+        (talk.wait_free_slots(), deferred.len())
+    }
+
+    #[test]
+    fn slots_of_another_capture_are_not_taken() {
+        let former = CaptureNumber::default().next();
+        let current = former.next();
+        let inputs = vec![
+            request(former, CaptureRequest::FreeSlots(vec![1, 2])),
+            request(former, CaptureRequest::End),
+            request(current, CaptureRequest::FreeSlots(vec![3])),
+        ];
+        let (slots, deferred) = wait(current, Vec::new(), inputs);
+        assert_eq!(slots.unwrap(), [3]);
+        // The end of the former one is still answered, after this one.
+        assert_eq!(deferred, 1);
+    }
+
+    #[test]
+    fn a_capture_that_is_given_up_waits_for_no_slots() {
+        let number = CaptureNumber::default().next();
+        let end = || request(number, CaptureRequest::End);
+        let free = || request(number, CaptureRequest::FreeSlots(vec![7]));
+        let (slots, deferred) = wait(number, Vec::new(), vec![end(), free()]);
+        assert!(matches!(slots, Err(ChannelError::Closed)));
+        assert_eq!(deferred, 1);
+        // It came before a reboot, together with the begin.
+        let (slots, deferred) = wait(number, vec![end()], vec![free()]);
+        assert!(matches!(slots, Err(ChannelError::Closed)));
+        assert_eq!(deferred, 1);
+    }
+
+    #[test]
+    fn messages_of_a_capture_carry_its_number() {
+        let number = CaptureNumber::default().next();
+        let (socket, supervisor) = UnixStream::pair().unwrap();
+        let (_sender, inbox) = channel();
+        let mut deferred = VecDeque::new();
+        let mut talk = Talk {
+            number,
+            socket: &socket,
+            inbox: &inbox,
+            deferred: &mut deferred,
+        };
+        talk.send(CaptureEvent::MemoryDone).unwrap();
+        let received: Received<FromVmm> = socket_channel::receive(&supervisor).unwrap();
+        let expected = FromVmm::Capture(number, CaptureEvent::MemoryDone);
+        assert_eq!(received.message, expected);
     }
 }
