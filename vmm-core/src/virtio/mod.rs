@@ -73,6 +73,7 @@ pub mod slots;
 mod state;
 mod vsock;
 mod waker;
+mod warn_limit;
 
 pub use balloon::{Balloon, BalloonStats};
 pub use blk::{Blk, BlkError, MAX_ID_BYTES};

@@ -13,6 +13,7 @@ use self::request::{Outcome, Request, SECTOR_BYTES};
 use super::device::{DeviceError, VirtioDevice, read_config_bytes};
 use super::io::{DeviceIo, Taken};
 use super::mmio::lock;
+use super::warn_limit::WarnLimit;
 use crate::host_side::BlockBackend;
 
 /// Longest serial number of a disk in bytes (`VIRTIO_BLK_T_GET_ID`).
@@ -76,6 +77,8 @@ pub struct Blk {
     config: [u8; CONFIG_BYTES],
     id: [u8; MAX_ID_BYTES],
     flushes: Mutex<Flushes>,
+    /// For requests and flushes that the host failed: a guest can repeat them.
+    warnings: WarnLimit,
 }
 
 /// Flushes that were taken from the queue and are not in the used ring yet.
@@ -111,6 +114,7 @@ impl Blk {
             backend,
             id: padded,
             flushes: Mutex::default(),
+            warnings: WarnLimit::default(),
         })
     }
 
@@ -161,7 +165,9 @@ impl Blk {
         let status = match self.backend.flush() {
             Ok(()) => request::STATUS_OK,
             Err(error) => {
-                tracing::warn!(%error, "disk flush failed");
+                if let Some(left_out) = self.warnings.admit() {
+                    tracing::warn!(%error, left_out, "disk flush failed");
+                }
                 request::STATUS_IOERR
             }
         };
