@@ -10,12 +10,14 @@ mod chunk_sink;
 pub(crate) mod control;
 mod control_socket;
 mod disk_capture;
+mod end_record;
 mod identity;
 mod layers;
 mod record;
 mod run;
 mod serve;
 mod set_up;
+mod shared;
 mod tidy;
 mod vmm_process;
 

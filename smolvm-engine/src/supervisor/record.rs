@@ -8,7 +8,7 @@ use thiserror::Error;
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::unit::UnitError;
 
-use super::run::Shared;
+use super::shared::Shared;
 use crate::machine::{MachineFile, MachineOrigin};
 
 /// Why there is no record.

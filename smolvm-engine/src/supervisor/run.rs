@@ -1,20 +1,21 @@
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use snapshot_format::{CheckpointId, InvalidId, Point};
 use thiserror::Error;
 
-use super::agent::{AgentDialer, AgentError};
 use super::capture_route::CaptureRouter;
 use super::checkpoint::CaptureState;
+use super::end_record::{damaged, record_end};
 use super::identity::IdentityError;
 use super::layers::{LayersError, fresh_layer, merge_layers};
 use super::serve;
 use super::set_up::set_up_guest;
+use super::shared::Shared;
 use super::tidy::tidy;
 use super::vmm_process::{self, SpawnError, VmmHandle};
 use crate::backend::{self, BackendError};
@@ -26,18 +27,14 @@ use crate::name::MachineName;
 use crate::phase::Phase;
 use crate::point::{PointError, read_point, record_file_name};
 use crate::process::ProcessModel;
-use crate::vmm::messages::{ConsoleNote, EndReason, FromVmm, StartMachine, ToVmm};
+use crate::vmm::messages::{ConsoleNote, EndReason, FromVmm, StartMachine};
 
 /// The context id of every guest: each has a vsock of its own.
 pub(crate) const GUEST_CID: u64 = 3;
-/// How long a VMM that was told to end may take.
-const QUIT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What to do about a machine that has lost a chunk.
 const DAMAGE_HINT: &str =
     "make another from a sound copy with: smolvm machine create --from CHECKPOINT";
-/// Digits of an id that a message shows.
-const SHORT_ID_DIGITS: usize = 12;
 
 /// How long commands may still be answered after the machine's end.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
@@ -95,164 +92,6 @@ pub(super) enum StartError {
     Vmm(String),
     #[error("{0}")]
     Damaged(String),
-}
-
-/// What the supervisor's threads share.
-pub(super) struct Shared {
-    pub(super) dir: MachineDir,
-    pub(super) dialer: AgentDialer,
-    pub(super) vmm_socket: Mutex<UnixStream>,
-    pub(super) backend: String,
-    pub(super) vcpus: u8,
-    pub(super) vmm_pid: u32,
-    pub(super) started_unix: u64,
-    /// CPU profile by name.
-    pub(super) cpu: String,
-    /// Whether written pages are tracked.
-    pub(super) branchable: bool,
-    /// It went on at a point, so its kernel believes to be the one that was saved.
-    pub(super) restored: bool,
-    /// The guest rebooted since the last capture began.
-    pub(super) rebooted: AtomicBool,
-    /// Held during a capture.
-    pub(super) capture: Mutex<CaptureState>,
-    /// Where the VMM's messages about captures go.
-    pub(super) capture_router: CaptureRouter,
-    live: Mutex<Live>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Live {
-    ready: bool,
-    /// Why the guest could not be set up.
-    silent: Option<String>,
-    end: Option<EndReason>,
-    /// The run is recorded, files are closed.
-    finished: bool,
-    out_of_memory: Option<String>,
-    /// Commands that are being answered.
-    commands: usize,
-}
-
-/// A command that is being answered: the process does not end before.
-pub(super) struct CommandGuard(Arc<Shared>);
-
-impl Drop for CommandGuard {
-    fn drop(&mut self) {
-        self.0.change(|live| live.commands -= 1);
-    }
-}
-
-impl Shared {
-    /// Lets the guest write its page cache out, as far as it comes within `patience`. Best effort: the
-    /// page cache is part of the memory that is saved.
-    pub(super) fn sync_guest(&self, patience: Duration) {
-        if !self.is_ready() {
-            return;
-        }
-        let synced = self
-            .dialer
-            .connect(patience, patience, || self.has_ended())
-            .and_then(|mut agent| {
-                agent
-                    .sync(patience)
-                    .map_err(|source| AgentError::of_call("sync", patience, source))
-            });
-        if let Err(error) = synced {
-            tracing::debug!(error = %chain(&error), "the guest did not sync in time");
-        }
-    }
-
-    /// Notes that a command is being answered.
-    pub(super) fn begin_command(self: &Arc<Self>) -> CommandGuard {
-        self.change(|live| live.commands += 1);
-        CommandGuard(self.clone())
-    }
-
-    fn live(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn is_ready(&self) -> bool {
-        self.live().ready
-    }
-
-    pub(super) fn set_ready(&self) {
-        self.change(|live| live.ready = true);
-    }
-
-    /// Notes why the guest could not be set up.
-    pub(super) fn set_silent(&self, why: String) {
-        self.change(|live| live.silent = Some(why));
-    }
-
-    pub(super) fn silent(&self) -> Option<String> {
-        self.live().silent.clone()
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.live().end.is_some()
-    }
-
-    pub(super) fn out_of_memory(&self) -> Option<String> {
-        self.live().out_of_memory.clone()
-    }
-
-    /// Waits until the machine has ended; false after `patience`.
-    pub(super) fn wait_end(&self, patience: Duration) -> bool {
-        self.wait(patience, |live| live.end.is_some())
-    }
-
-    /// Waits until the end is recorded.
-    pub(super) fn wait_finished(&self) {
-        while !self.wait(Duration::from_secs(3600), |live| live.finished) {}
-    }
-
-    fn wait(&self, patience: Duration, until: impl Fn(&Live) -> bool) -> bool {
-        let deadline = Instant::now() + patience;
-        let mut live = self.live();
-        while !until(&live) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            live = self
-                .changed
-                .wait_timeout(live, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-        true
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Live)) {
-        change(&mut self.live());
-        self.changed.notify_all();
-    }
-
-    /// Ends the VMM, in order if it obeys, else by force.
-    pub(super) fn quit_vmm(&self) {
-        let socket = self
-            .vmm_socket
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        // A VMM that is gone needs no message.
-        let told = channel::send(&socket, &ToVmm::Quit, &[]).is_ok();
-        drop(socket);
-        if !(told && self.wait_end(QUIT_PATIENCE)) {
-            self.kill_vmm();
-        }
-    }
-
-    fn kill_vmm(&self) {
-        if let Ok(pid) = i32::try_from(self.vmm_pid)
-            && let Some(pid) = rustix::process::Pid::from_raw(pid)
-            && let Err(error) = rustix::process::kill_process(pid, rustix::process::Signal::KILL)
-        {
-            tracing::warn!(%error, "the VMM could not be killed");
-        }
-    }
 }
 
 /// Runs a machine until it ends, reporting its start to `starter`.
@@ -468,67 +307,4 @@ fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
             }
         }
     }
-}
-
-fn record_end(shared: &Shared, reason: &EndReason) {
-    let state = match reason {
-        EndReason::PowerOff | EndReason::Asked => RecordedState::Stopped,
-        EndReason::Panic(reason) => RecordedState::Failed {
-            reason: format!("kernel panic: {reason}"),
-        },
-        EndReason::Crashed(reason) => RecordedState::Failed {
-            reason: reason.clone(),
-        },
-        // Whose it is only the machine's file says.
-        EndReason::Damaged(reason) => RecordedState::Damaged {
-            reason: reason.clone(),
-        },
-    };
-    let record = |machine: &mut MachineFile| {
-        machine.state = match state {
-            RecordedState::Damaged { reason } => damage(machine, &reason),
-            state => state,
-        };
-    };
-    if let Err(error) = change_file(&shared.dir, record) {
-        tracing::error!(%error, "the machine's end is not recorded");
-    }
-}
-
-/// The state of a machine that has lost a chunk.
-fn damage(machine: &MachineFile, reason: &str) -> RecordedState {
-    let reason = match machine
-        .head
-        .as_ref()
-        .and_then(|head| head.get(..SHORT_ID_DIGITS))
-    {
-        Some(point) => format!("{reason}, needed by point {point}"),
-        None => format!("{reason}, needed by its image"),
-    };
-    RecordedState::Damaged { reason }
-}
-
-/// Records that the machine cannot start for want of a chunk.
-fn damaged(dir: &MachineDir, mut machine: MachineFile, reason: &str) -> StartError {
-    let state = damage(&machine, reason);
-    let RecordedState::Damaged { reason } = &state else {
-        return StartError::Vmm(reason.to_owned());
-    };
-    let error = StartError::Damaged(reason.clone());
-    machine.state = state;
-    match dir.write(&machine) {
-        Ok(()) => error,
-        Err(error) => error.into(),
-    }
-}
-
-pub(super) fn change_file(
-    dir: &MachineDir,
-    change: impl FnOnce(&mut MachineFile),
-) -> Result<(), MachineDirError> {
-    if let Some(mut machine) = dir.read()? {
-        change(&mut machine);
-        dir.write(&machine)?;
-    }
-    Ok(())
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::agent::AgentError;
 use super::checkpoint::checkpoint;
 use super::control::{Control, ControlReply, LiveStatus};
-use super::run::Shared;
+use super::shared::Shared;
 use crate::channel;
 use crate::error::{chain, full_hint};
 use crate::vmm::messages::ToVmm;

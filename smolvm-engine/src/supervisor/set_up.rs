@@ -5,8 +5,10 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::agent::{AgentError, Patience};
+use super::end_record::change_file;
 use super::identity::{self, IdentityError, SEED_BYTES};
-use super::run::{Shared, StartReport, change_file};
+use super::run::StartReport;
+use super::shared::Shared;
 use crate::error::chain;
 use crate::machine::{MachineDirError, RecordedState};
 use crate::phase::Phase;

@@ -83,30 +83,37 @@ pub(super) struct Failed {
     pub(super) switched: bool,
 }
 
+/// What a capture works with.
+pub(super) struct CaptureSetup<'a> {
+    pub(super) disk: &'a LayeredDisk,
+    pub(super) request: BeginCapture,
+    /// Written pages are tracked.
+    pub(super) tracked: bool,
+    /// Memory that is shared with the supervisor.
+    pub(super) window: &'a File,
+    /// The disk's new top layer.
+    pub(super) top: File,
+}
+
+/// What a capture has done so far that a failure must undo or name.
+struct Progress {
+    taken: DirtySet,
+    /// The disk writes to its new top already.
+    switched: bool,
+}
+
 /// Captures the machine; chunks and states go to `peer`.
 pub(super) fn capture(
     machine: &mut RunningMachine,
-    disk: &LayeredDisk,
-    request: BeginCapture,
-    tracked: bool,
-    window: &File,
-    top: File,
+    setup: CaptureSetup<'_>,
     peer: &mut dyn Peer,
 ) -> Result<Captured, Failed> {
-    let ram = machine.ram().clone();
-    let mut taken = DirtySet::empty(&ram);
-    let mut switched = false;
-    let sender = Sender::new(&ram, window, request.slots, peer);
-    let result = run(
-        machine,
-        disk,
-        request.full,
-        tracked,
-        top,
-        &mut taken,
-        &mut switched,
-        sender,
-    );
+    let mut progress = Progress {
+        taken: DirtySet::empty(machine.ram()),
+        switched: false,
+    };
+    let result = run(machine, setup, &mut progress, peer);
+    let Progress { taken, switched } = progress;
     match result {
         Ok(frozen) => Ok(Captured { taken, frozen }),
         Err(error) => {
@@ -116,21 +123,25 @@ pub(super) fn capture(
     }
 }
 
-#[allow(clippy::too_many_arguments)]
 fn run(
     machine: &mut RunningMachine,
-    disk: &LayeredDisk,
-    full: bool,
-    tracked: bool,
-    top: File,
-    taken: &mut DirtySet,
-    switched: &mut bool,
-    mut sender: Sender<'_>,
+    setup: CaptureSetup<'_>,
+    progress: &mut Progress,
+    peer: &mut dyn Peer,
 ) -> Result<FrozenView, CaptureError> {
+    let CaptureSetup {
+        disk,
+        request: BeginCapture { full, slots },
+        tracked,
+        window,
+        top,
+    } = setup;
+    let ram = machine.ram().clone();
+    let mut sender = Sender::new(&ram, window, slots, peer);
     let top = Overlay::open(top)?;
     let mut kept = Kept::default();
     if tracked {
-        pre_copy(machine, full, taken, &mut sender, &mut kept)?;
+        pre_copy(machine, full, &mut progress.taken, &mut sender, &mut kept)?;
     }
     Phase::PreCopied.reached();
     let begin = Instant::now();
@@ -141,10 +152,10 @@ fn run(
     } else {
         DirtySet::full(paused.ram())
     };
-    taken.merge(&last);
+    progress.taken.merge(&last);
     let states = paused.save()?;
     let frozen = disk.freeze(top)?;
-    *switched = true;
+    progress.switched = true;
     Phase::DiskSwitched.reached();
     if tracked {
         kept.patch(paused.ram(), &last, &mut sender)?;

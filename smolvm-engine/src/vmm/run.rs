@@ -9,7 +9,7 @@ use std::time::Duration;
 use cas_store::ReadError;
 use vmm_core::machine::{MachineEvent, RunningMachine};
 
-use super::capture::{Captured, Peer, capture};
+use super::capture::{CaptureSetup, Captured, Peer, capture};
 use super::messages::{
     BeginCapture, CaptureEvent, CaptureNumber, CaptureRequest, ConsoleNote, EndReason, FromVmm,
     ToVmm,
@@ -206,9 +206,14 @@ impl Vmm {
             inbox: &self.inbox,
             deferred: &mut self.deferred,
         };
-        let tracked = self.parts.tracked();
-        let disk = self.parts.disk();
-        match capture(machine, disk, request, tracked, &window, top, &mut talk) {
+        let setup = CaptureSetup {
+            disk: self.parts.disk(),
+            request,
+            tracked: self.parts.tracked(),
+            window: &window,
+            top,
+        };
+        match capture(machine, setup, &mut talk) {
             Ok(captured) => Ok(Some(captured)),
             Err(failed) => {
                 let message = capture_failed(number, chain(&failed.error), failed.switched);

@@ -1,0 +1,122 @@
+//! Talking with the supervisor of a machine that runs, and through it with the agent.
+
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use agent_protocol::client::Connection;
+
+use super::Engine;
+use crate::channel::{self, ChannelError};
+use crate::error::EngineError;
+use crate::name::MachineName;
+use crate::supervisor;
+use crate::supervisor::control::{Control, ControlReply, LiveStatus};
+
+/// How long the hello of a fresh connection to the agent may take.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A connection to a machine's agent.
+pub type AgentConnection = Connection<UnixStream, UnixStream>;
+
+impl Engine {
+    /// A fresh connection to the agent of a running machine.
+    pub fn connect_agent(&self, name: &MachineName) -> Result<AgentConnection, EngineError> {
+        let stream = self.agent_stream(name)?;
+        let failed = |source| EngineError::Supervisor {
+            name: name.clone(),
+            source: ChannelError::Io(source),
+        };
+        stream
+            .set_read_timeout(Some(HELLO_TIMEOUT))
+            .map_err(failed)?;
+        let (reader, writer) = (
+            stream.try_clone().map_err(failed)?,
+            stream.try_clone().map_err(failed)?,
+        );
+        let connection = Connection::open(reader, writer).map_err(|source| EngineError::Agent {
+            name: name.clone(),
+            operation: "answer",
+            source,
+        })?;
+        stream.set_read_timeout(None).map_err(failed)?;
+        Ok(connection)
+    }
+
+    /// A fresh stream to the agent of a running machine, before the hello.
+    pub fn agent_stream(&self, name: &MachineName) -> Result<UnixStream, EngineError> {
+        self.require_running(name, "work in")?;
+        let (reply, stream) = self.control(name, &Control::Agent)?;
+        match (reply, stream) {
+            (ControlReply::Agent, Some(stream)) => Ok(stream),
+            (ControlReply::Failed { message, hint }, _) => Err(EngineError::Refused {
+                name: name.clone(),
+                reason: message,
+                hint,
+            }),
+            _ => Err(EngineError::Supervisor {
+                name: name.clone(),
+                source: ChannelError::Closed,
+            }),
+        }
+    }
+
+    /// Asks the supervisor for long work; progress goes to `on_progress`.
+    pub(crate) fn control_with_progress(
+        &self,
+        name: &MachineName,
+        request: &Control,
+        on_progress: &mut dyn FnMut(&str, u64, Option<u64>),
+    ) -> Result<ControlReply, EngineError> {
+        let failed = |source| EngineError::Supervisor {
+            name: name.clone(),
+            source,
+        };
+        let socket = supervisor::connect(&self.dir(name).control_socket())
+            .map_err(|error| failed(ChannelError::Io(error)))?;
+        channel::send(&socket, request, &[]).map_err(failed)?;
+        loop {
+            let received = channel::receive::<ControlReply>(&socket).map_err(failed)?;
+            match received.message {
+                ControlReply::Progress {
+                    phase,
+                    done_bytes,
+                    total_bytes,
+                } => {
+                    on_progress(&phase, done_bytes, total_bytes);
+                }
+                reply => return Ok(reply),
+            }
+        }
+    }
+
+    /// Asks the supervisor; the stream is what came with its answer.
+    pub(super) fn control(
+        &self,
+        name: &MachineName,
+        request: &Control,
+    ) -> Result<(ControlReply, Option<UnixStream>), EngineError> {
+        let failed = |source| EngineError::Supervisor {
+            name: name.clone(),
+            source,
+        };
+        let socket = supervisor::connect(&self.dir(name).control_socket())
+            .map_err(|error| failed(ChannelError::Io(error)))?;
+        channel::send(&socket, request, &[]).map_err(failed)?;
+        let received = channel::receive::<ControlReply>(&socket).map_err(failed)?;
+        let stream = received
+            .descriptors
+            .into_iter()
+            .next()
+            .map(UnixStream::from);
+        Ok((received.message, stream))
+    }
+
+    /// What the supervisor says about a machine that is neither starting nor ending.
+    pub(super) fn live_status(&self, name: &MachineName) -> Option<LiveStatus> {
+        match self.control(name, &Control::Status) {
+            Ok((ControlReply::Status(status), _)) => Some(status),
+            // It starts, or ends right now.
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What is known about a machine.
+
+use crate::machine::{MachineFile, MachineOrigin, MachineSpec, RecordedState};
+use crate::name::MachineName;
+use crate::supervisor::control::LiveStatus;
+
+/// The state of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MachineState {
+    /// Never started.
+    Created,
+    /// Its processes run.
+    Running,
+    /// Ended in order.
+    Stopped,
+    /// Ended by itself.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+    /// Chunks that it needs are lost.
+    Damaged {
+        /// Which, in which pack, of which point.
+        reason: String,
+    },
+}
+
+impl MachineState {
+    /// One word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Stopped => "stopped",
+            Self::Failed { .. } => "failed",
+            Self::Damaged { .. } => "damaged",
+        }
+    }
+
+    /// Why it is in this state, where there is a reason.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Failed { reason } | Self::Damaged { reason } => Some(reason),
+            _ => None,
+        }
+    }
+}
+
+/// What is known about a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MachineInfo {
+    /// Its name.
+    pub name: MachineName,
+    /// Its state.
+    pub state: MachineState,
+    /// What it is.
+    pub spec: MachineSpec,
+    /// What it was made from.
+    pub origin: MachineOrigin,
+    /// Seconds since 1970 when it was created.
+    pub created_unix: u64,
+    /// The point it was last saved to or restored from.
+    pub head: Option<String>,
+    /// The backend, while it runs.
+    pub backend: Option<String>,
+    /// vCPUs, while it runs.
+    pub vcpus: Option<u8>,
+    /// Seconds since 1970 when it was started, while it runs.
+    pub started_unix: Option<u64>,
+    /// Whether its agent answers, while it runs.
+    pub ready: bool,
+    /// The guest's kernel killed a process for lack of memory.
+    pub out_of_memory: Option<String>,
+}
+
+/// Puts together what the file of a machine and its supervisor say.
+pub(super) fn describe(file: MachineFile, running: bool, live: Option<LiveStatus>) -> MachineInfo {
+    let state = match file.state {
+        _ if running => MachineState::Running,
+        RecordedState::Created => MachineState::Created,
+        RecordedState::Stopped => MachineState::Stopped,
+        RecordedState::Failed { reason } => MachineState::Failed { reason },
+        RecordedState::Damaged { reason } => MachineState::Damaged { reason },
+        RecordedState::Running { .. } => MachineState::Failed {
+            reason: "its processes were killed".to_owned(),
+        },
+    };
+    MachineInfo {
+        name: file.name,
+        state,
+        spec: file.spec,
+        origin: file.origin,
+        created_unix: file.created_unix,
+        head: file.head,
+        backend: live.as_ref().map(|live| live.backend.clone()),
+        vcpus: live.as_ref().map(|live| live.vcpus),
+        started_unix: live.as_ref().map(|live| live.started_unix),
+        ready: live.as_ref().is_some_and(|live| live.ready),
+        out_of_memory: live.and_then(|live| live.out_of_memory),
+    }
+}
