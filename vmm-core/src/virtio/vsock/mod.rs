@@ -131,6 +131,7 @@ impl Vsock {
     /// itself.
     pub fn transport_reset(&self) {
         let mut state = lock(&self.state);
+        state.table.shut_down();
         state.table = Table::new(self.cid, self.first_port);
         let io = self.io.get().and_then(Weak::upgrade);
         // A device that is in no slot yet has no time.
@@ -311,6 +312,7 @@ impl VirtioDevice for Vsock {
 
     fn reset(&self) {
         let mut state = lock(&self.state);
+        state.table.shut_down();
         state.table = Table::new(self.cid, self.first_port);
         state.reset = ResetEvent::None;
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
+use std::net::Shutdown;
 use std::ops::Bound;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -70,6 +71,15 @@ impl Table {
     pub(super) fn deadline(&self) -> Option<Duration> {
         let all = self.connections.values();
         all.filter_map(Connection::connecting_until).min()
+    }
+
+    /// Closes all connections for the host at once: the worker may hold their sockets for as long as it waits.
+    pub(super) fn shut_down(&self) {
+        for connection in self.connections.values() {
+            if let Err(error) = connection.stream().shutdown(Shutdown::Both) {
+                tracing::debug!(%error, "vsock connection was closed already");
+            }
+        }
     }
 
     /// The sockets to wait on.
