@@ -2,7 +2,7 @@
 //! itself off. Its serial console goes to standard output.
 //!
 //! ```text
-//! cargo run --release --example boot_kernel -- kvm|soft VMLINUX INITRAMFS DISK.img [VCPUS [MIB [ARG ...]]]
+//! cargo run --release --example boot_kernel -- kvm|soft v1|v2|v3|host VMLINUX INITRAMFS DISK.img [VCPUS [MIB [ARG ...]]]
 //! ```
 
 #![allow(clippy::print_stdout)] // an example talks to whoever runs it
@@ -18,8 +18,8 @@ use vmm_core::host_side::BlockBackend;
 use vmm_core::hypervisor::Hypervisor;
 use vmm_core::machine::{MachineBuilder, X86MachineRecord};
 use vmm_core::ram::{GuestRam, RamBacking};
+use vmm_core::x86;
 use vmm_core::x86::boot::BootImage;
-use vmm_core::x86::{self, CpuProfile};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -27,9 +27,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("skipped: boot_kernel: it needs a kernel, an initramfs and a disk as arguments");
         return Ok(());
     }
-    let [backend, kernel, initramfs, disk, rest @ ..] = arguments.as_slice() else {
+    let [backend, profile, kernel, initramfs, disk, rest @ ..] = arguments.as_slice() else {
         return Err(
-            "usage: boot_kernel kvm|soft VMLINUX INITRAMFS DISK.img [VCPUS [MIB [ARG ...]]]".into(),
+            "usage: boot_kernel kvm|soft v1|v2|v3|host VMLINUX INITRAMFS DISK.img [VCPUS [MIB [ARG ...]]]"
+                .into(),
         );
     };
     let vcpus = rest.first().map_or(Ok(1), |text| text.parse())?;
@@ -41,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .x86
         .as_ref()
         .ok_or("no x86 guests here")?;
-    let (cpuid, msrs) = x86::build_profile(CpuProfile::V1, &cpu.cpuid)?;
+    let (cpuid, msrs) = x86::build_profile(profile.parse()?, &cpu.cpuid)?;
     let record = X86MachineRecord {
         cpuid,
         msrs,

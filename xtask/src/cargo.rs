@@ -146,9 +146,24 @@ fn is_test_build(path: &Path) -> bool {
 
 /// Builds the release `smolvm` binary and returns its path.
 pub fn build_smolvm(workspace: &Workspace) -> Result<PathBuf> {
+    let arguments = ["build", "--release", "-p", "smolvm-cli", "--bin", "smolvm"];
+    build_one(workspace, "bin", &arguments, &[])
+}
+
+/// Builds one target of `kind` with a cargo command (`build`, or `rustc` with arguments for the
+/// compiler) and returns the executable's path.
+pub fn build_one(
+    workspace: &Workspace,
+    kind: &str,
+    arguments: &[&str],
+    for_compiler: &[&str],
+) -> Result<PathBuf> {
     let mut command = cargo();
-    command.args(["build", "--release", "-p", "smolvm-cli", "--bin", "smolvm"]);
+    command.args(arguments);
     command.arg("--message-format=json-render-diagnostics");
+    if !for_compiler.is_empty() {
+        command.arg("--").args(for_compiler);
+    }
     let shown = process::shown(&command);
     build(command, &workspace.root)?
         .into_iter()
@@ -156,7 +171,7 @@ pub fn build_smolvm(workspace: &Workspace) -> Result<PathBuf> {
             message
                 .target
                 .as_ref()
-                .is_some_and(|target| target.is("bin"))
+                .is_some_and(|target| target.is(kind))
         })
         .find_map(|message| message.executable)
         .ok_or_else(|| Error::Output {

@@ -95,6 +95,16 @@ pub enum Error {
         /// The last lines of its serial console.
         console: String,
     },
+    /// A guest whose results are compared did not give them.
+    #[error("the guest on {cpu} {problem}; its console ended with:\n{console}")]
+    Boot {
+        /// What it ran on.
+        cpu: &'static str,
+        /// What happened.
+        problem: String,
+        /// The last lines of its serial console.
+        console: String,
+    },
     /// Some tests failed; they have been reported.
     #[error("{0} failed")]
     Failed(String),

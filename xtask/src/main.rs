@@ -4,11 +4,12 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use xtask::cargo::Workspace;
 use xtask::error::Result;
 use xtask::totals::Totals;
 use xtask::vmtest::kernel::Kernel;
 use xtask::vmtest::{self, Outcome};
-use xtask::{bench, cache, ci, output};
+use xtask::{bench, boots, cache, ci, output};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Developer commands of smolvm")]
@@ -25,6 +26,8 @@ enum Command {
     Ci(ci::Options),
     /// Measures whole machines: start, exec, checkpoints, restore
     Bench(bench::Options),
+    /// Boots a guest on the software CPU and on QEMU and compares what it computes
+    Boots,
     /// Fetches Debian's cloud kernel package and prints its path
     KernelPackage,
 }
@@ -51,6 +54,7 @@ fn run(command: &Command) -> Result<ExitCode> {
             bench::run(options)?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Boots => Ok(report(boots::run(&Workspace::read()?)?)),
         Command::KernelPackage => {
             let kernel = Kernel::fetch(&cache::folder()?)?;
             output::line(kernel.package.display());

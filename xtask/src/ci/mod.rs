@@ -10,6 +10,7 @@ mod stream;
 use std::process::Command;
 use std::time::Instant;
 
+use crate::boots;
 use crate::cargo::{self, Workspace};
 use crate::error::{Error, Result};
 use crate::output;
@@ -94,6 +95,10 @@ const STEPS: &[Step] = &[
     Step {
         name: "software-cpu",
         run: direct::end_to_end,
+    },
+    Step {
+        name: "boots",
+        run: |workspace, _| boots::run(workspace),
     },
 ];
 

@@ -28,6 +28,12 @@ const INIT: &str = include_str!("init.sh");
 
 /// Builds the initramfs.
 pub fn build(kernel: &Kernel) -> Result<Vec<u8>> {
+    with_busybox(kernel, MODULES, INIT).map(Archive::finish)
+}
+
+/// An initramfs with busybox, a start script, and modules below `/modules`, where `order` lists
+/// them in the order to load.
+pub fn with_busybox(kernel: &Kernel, modules: &[&str], init: &str) -> Result<Archive> {
     let busybox = fs::read(Path::new(BUSYBOX)).map_err(|source| Error::Start {
         program: BUSYBOX.to_owned(),
         hint: "install it with: apt-get install busybox-static".to_owned(),
@@ -47,13 +53,13 @@ pub fn build(kernel: &Kernel) -> Result<Vec<u8>> {
         archive.folder(folder);
     }
     archive.executable("bin/busybox", &busybox);
-    archive.executable("init", INIT.as_bytes());
+    archive.executable("init", init.as_bytes());
     let mut order = String::new();
-    for (name, bytes) in kernel.modules_in_order(MODULES)? {
+    for (name, bytes) in kernel.modules_in_order(modules)? {
         archive.file(&format!("modules/{name}.ko"), &bytes);
         order.push_str(&name);
         order.push('\n');
     }
     archive.file("modules/order", order.as_bytes());
-    Ok(archive.finish())
+    Ok(archive)
 }

@@ -200,6 +200,11 @@ impl Host {
         })
     }
 
+    /// The kernel that is used here.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
     /// Makes `$SMOLVM_HOME` ready for this smolvm and returns where it is.
     pub fn prepare_home(&self, smolvm: &Path) -> Result<PathBuf> {
         let home = self.folder.join("data/home");
@@ -317,6 +322,7 @@ impl Host {
             kernel: &self.kernel.image,
             initrd: &self.initrd,
             mode: "run",
+            cpu: qemu::HOST_CPU,
             cpus: options.cpus,
             memory_mib: options.mem,
             disks: &disks,

@@ -20,6 +20,9 @@ const EXIT_GRACE: Duration = Duration::from_secs(60);
 /// that `inside.sh` gives every few seconds.
 const SILENCE_LIMIT: Duration = Duration::from_secs(120);
 
+/// The emulated host's processor: AMD's, with virtualization.
+pub const HOST_CPU: &str = "EPYC,+svm,+npt";
+
 /// One disk of the emulated host.
 pub struct Disk<'a> {
     /// A raw image, or any file to be seen as one.
@@ -36,6 +39,8 @@ pub struct Emulator<'a> {
     pub initrd: &'a Path,
     /// What the initramfs shall do (`vmtest.mode=`).
     pub mode: &'a str,
+    /// Processor model and features, as `-cpu` takes them.
+    pub cpu: &'a str,
     /// Number of processors.
     pub cpus: u32,
     /// Memory in MiB.
@@ -136,7 +141,7 @@ impl Emulator<'_> {
         // QEMU dies with this program, however that ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
-        command.args(["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,+npt"]);
+        command.args(["-accel", "tcg,thread=multi", "-cpu", self.cpu]);
         command.arg("-smp").arg(self.cpus.to_string());
         command.arg("-m").arg(self.memory_mib.to_string());
         command.args(["-nodefaults", "-display", "none", "-no-reboot"]);

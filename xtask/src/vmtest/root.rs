@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::disk;
 use super::kernel::Kernel;
-use super::qemu::{Disk, Emulator};
+use super::qemu::{Disk, Emulator, HOST_CPU};
 use crate::error::{Error, Result};
 use crate::{cache, output, process};
 
@@ -93,6 +93,7 @@ fn fill(kernel: &Kernel, initrd: &Path, image: &Path, archive: &Path, folder: &P
         kernel: &kernel.image,
         initrd,
         mode: "fill",
+        cpu: HOST_CPU,
         cpus: 1,
         memory_mib: 1024,
         folder,
