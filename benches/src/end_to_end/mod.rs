@@ -27,9 +27,11 @@
 //! # }
 //! ```
 
-mod host_memory;
+mod host_cost;
 mod report;
 mod round;
+
+use std::time::Duration;
 
 use smolvm_engine::agent_protocol::client::ClientError;
 use smolvm_engine::{Backend, Engine, EngineError};
@@ -46,6 +48,8 @@ pub struct Options {
     pub execs: usize,
     /// Random bytes written to the guest's memory between two checkpoints, in MiB.
     pub dirty_mib: u32,
+    /// For how long a machine is left alone, to see what that costs.
+    pub idle_time: Duration,
     /// Guest memory in bytes.
     pub memory_bytes: u64,
     /// What runs the vCPUs.
@@ -58,6 +62,7 @@ impl Default for Options {
             rounds: 5,
             execs: 10,
             dirty_mib: 4,
+            idle_time: Duration::from_secs(30),
             memory_bytes: smolvm_engine::DEFAULT_MEMORY_BYTES,
             backend: Backend::Auto,
         }
@@ -93,8 +98,8 @@ pub enum BenchError {
         found: String,
     },
     /// The machine's processes could not be looked into.
-    #[error("the memory of the machine's processes cannot be read")]
-    HostMemory(#[source] std::io::Error),
+    #[error("the cost of the machine's processes cannot be read")]
+    HostCost(#[source] std::io::Error),
     /// No place for checkpoints.
     #[error("no folder for checkpoints")]
     Folder(#[source] std::io::Error),

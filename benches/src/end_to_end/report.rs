@@ -13,6 +13,8 @@ pub enum Unit {
     Seconds,
     /// Bytes.
     Bytes,
+    /// A part of one.
+    Fraction,
 }
 
 /// One figure: its median and its extremes over all rounds.
@@ -112,6 +114,12 @@ const COLUMNS: &[Column] = &[
         |r| r.second.written_bytes as f64,
     ),
     (
+        "idle",
+        "an idle machine: of one processor",
+        Unit::Fraction,
+        |r| r.idle_share,
+    ),
+    (
         "host_memory",
         "host memory besides the guest's",
         Unit::Bytes,
@@ -196,6 +204,7 @@ pub fn format_value(unit: Unit, value: f64) -> String {
         Unit::Seconds if value < 1.0 => format!("{:.1} ms", value * 1e3),
         Unit::Seconds => format!("{value:.2} s"),
         Unit::Bytes => format!("{:.1} MiB", value / f64::from(1 << 20)),
+        Unit::Fraction => format!("{:.1} %", value * 100.0),
     }
 }
 

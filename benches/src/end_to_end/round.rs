@@ -7,7 +7,7 @@ use smolvm_engine::{
     ExecOptions, MachineName, MachineSpec, PointSource, StartOptions,
 };
 
-use super::host_memory::beyond_guest;
+use super::host_cost::Processes;
 use super::{BenchError, Options};
 
 /// What was measured with one machine.
@@ -21,6 +21,8 @@ pub struct Round {
     pub exec: Duration,
     /// Much code of many kinds run in the guest: Python modules, SQLite, decimals, compression.
     pub work: Duration,
+    /// The part of one processor that the machine's processes use while the guest has nothing to do.
+    pub idle_share: f64,
     /// What the machine's processes take of the host's memory besides the guest's, after all that was
     /// done in it.
     pub host_memory_bytes: u64,
@@ -67,8 +69,13 @@ impl Round {
         let first = source.checkpoint(folder.path(), "first")?;
         let digest = source.dirty(options.dirty_mib)?;
         let second = source.checkpoint(folder.path(), "second")?;
-        let host_memory_bytes = beyond_guest(source.name.as_str(), options.memory_bytes)
-            .map_err(BenchError::HostMemory)?;
+        let processes = Processes::of(source.name.as_str()).map_err(BenchError::HostCost)?;
+        let idle_share = processes
+            .processor_share(options.idle_time)
+            .map_err(BenchError::HostCost)?;
+        let host_memory_bytes = processes
+            .memory_beyond_guest(options.memory_bytes)
+            .map_err(BenchError::HostCost)?;
 
         let mut from = CreateFromOptions::new(PointSource::Directory(checkpoint_path(
             folder.path(),
@@ -90,6 +97,7 @@ impl Round {
             boot,
             exec,
             work,
+            idle_share,
             host_memory_bytes,
             first,
             second,
