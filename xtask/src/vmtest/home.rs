@@ -15,6 +15,33 @@ const IMAGE_PACKAGES: &str = include_str!("../../../scripts/debian-image-package
 /// The same of the image `debian-dev`: what tests of the software CPU compile, compute and run.
 const DEV_IMAGE_PACKAGES: &str = include_str!("debian-dev-packages");
 
+/// Adds what Debian's packages of it lack.
+const DEV_IMAGE_HOOK: &str = include_str!("add-sqlite-tests.sh");
+
+/// An image that tests use.
+struct TestImage {
+    name: &'static str,
+    /// Changes with what is in it besides the packages' own changes.
+    version: u32,
+    packages: &'static str,
+    /// Shell script that works on the root directory `$1` at the end.
+    hook: Option<&'static str>,
+}
+
+const IMAGE: TestImage = TestImage {
+    name: "debian",
+    version: 1,
+    packages: IMAGE_PACKAGES,
+    hook: None,
+};
+
+const DEV_IMAGE: TestImage = TestImage {
+    name: "debian-dev",
+    version: 2,
+    packages: DEV_IMAGE_PACKAGES,
+    hook: Some(DEV_IMAGE_HOOK),
+};
+
 /// Makes `folder` a home that this smolvm can use; what is there already is kept as long as the
 /// binary is the same.
 pub fn prepare(smolvm: &Path, kernel: &Kernel, cache_folder: &Path, folder: &Path) -> Result<()> {
@@ -33,33 +60,34 @@ pub fn prepare(smolvm: &Path, kernel: &Kernel, cache_folder: &Path, folder: &Pat
             .arg(&kernel.package)
             .env("SMOLVM_HOME", folder),
     )?;
-    import(smolvm, "debian", IMAGE_PACKAGES, cache_folder, folder)?;
+    import(smolvm, &IMAGE, cache_folder, folder)?;
     fs::write(&stamp, identity).map_err(Error::file("write", &stamp))
 }
 
 /// Adds the image `debian-dev` to a home.
 pub fn add_dev_image(smolvm: &Path, cache_folder: &Path, home: &Path) -> Result<()> {
-    import(smolvm, "debian-dev", DEV_IMAGE_PACKAGES, cache_folder, home)
+    import(smolvm, &DEV_IMAGE, cache_folder, home)
 }
 
-fn import(smolvm: &Path, name: &str, packages: &str, cache: &Path, home: &Path) -> Result<()> {
-    let archive = image_archive(cache, name, packages)?;
+fn import(smolvm: &Path, image: &TestImage, cache: &Path, home: &Path) -> Result<()> {
+    let archive = image_archive(cache, image)?;
     process::run(
         Command::new(smolvm)
-            .args(["image", "import", name])
+            .args(["image", "import", image.name])
             .arg(&archive)
             .env("SMOLVM_HOME", home),
     )
 }
 
 /// An image's tar archive, made once: another binary imports the same one.
-fn image_archive(cache_folder: &Path, name: &str, packages: &str) -> Result<PathBuf> {
-    let file = format!("image-{name}-bookworm-v1.tar");
+fn image_archive(cache_folder: &Path, image: &TestImage) -> Result<PathBuf> {
+    let TestImage { name, version, .. } = image;
+    let file = format!("image-{name}-bookworm-v{version}.tar");
     cache::entry(cache_folder, &file, |path| {
         output::note(format_args!(
             "making the image `{name}` with mmdebstrap (once)"
         ));
-        let packages: Vec<&str> = packages.lines().collect();
+        let packages: Vec<&str> = image.packages.lines().collect();
         let mut command = Command::new("mmdebstrap");
         command
             .args([
@@ -68,9 +96,12 @@ fn image_archive(cache_folder: &Path, name: &str, packages: &str) -> Result<Path
                 "--variant=essential",
                 "--format=tar",
             ])
-            .arg(format!("--include={}", packages.join(",")))
-            .arg("bookworm")
-            .arg(path);
+            .arg(format!("--include={}", packages.join(",")));
+        if let Some(hook) = image.hook {
+            // mmdebstrap gives the root directory as the first argument of a shell's script.
+            command.arg(format!("--customize-hook={hook}"));
+        }
+        command.arg("bookworm").arg(path);
         process::capture(&mut command).map(drop)
     })
 }
