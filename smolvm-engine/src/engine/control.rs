@@ -67,6 +67,27 @@ impl Engine {
         request: &Control,
         on_progress: &mut dyn FnMut(&str, u64, Option<u64>),
     ) -> Result<ControlReply, EngineError> {
+        let (reply, _) = self.exchange(name, request, on_progress)?;
+        Ok(reply)
+    }
+
+    /// Asks the supervisor; the stream is what came with its answer.
+    pub(super) fn control(
+        &self,
+        name: &MachineName,
+        request: &Control,
+    ) -> Result<(ControlReply, Option<UnixStream>), EngineError> {
+        self.exchange(name, request, &mut |_, _, _| ())
+    }
+
+    /// Sends a request and waits for the answer, with what came with it; progress in between goes to
+    /// `on_progress`.
+    fn exchange(
+        &self,
+        name: &MachineName,
+        request: &Control,
+        on_progress: &mut dyn FnMut(&str, u64, Option<u64>),
+    ) -> Result<(ControlReply, Option<UnixStream>), EngineError> {
         let failed = |source| EngineError::Supervisor {
             name: name.clone(),
             source,
@@ -76,39 +97,16 @@ impl Engine {
         channel::send(&socket, request, &[]).map_err(failed)?;
         loop {
             let received = channel::receive::<ControlReply>(&socket).map_err(failed)?;
+            let stream = received.descriptors.into_iter().next();
             match received.message {
                 ControlReply::Progress {
                     phase,
                     done_bytes,
                     total_bytes,
-                } => {
-                    on_progress(&phase, done_bytes, total_bytes);
-                }
-                reply => return Ok(reply),
+                } => on_progress(&phase, done_bytes, total_bytes),
+                reply => return Ok((reply, stream.map(UnixStream::from))),
             }
         }
-    }
-
-    /// Asks the supervisor; the stream is what came with its answer.
-    pub(super) fn control(
-        &self,
-        name: &MachineName,
-        request: &Control,
-    ) -> Result<(ControlReply, Option<UnixStream>), EngineError> {
-        let failed = |source| EngineError::Supervisor {
-            name: name.clone(),
-            source,
-        };
-        let socket = supervisor::connect(&self.dir(name).control_socket())
-            .map_err(|error| failed(ChannelError::Io(error)))?;
-        channel::send(&socket, request, &[]).map_err(failed)?;
-        let received = channel::receive::<ControlReply>(&socket).map_err(failed)?;
-        let stream = received
-            .descriptors
-            .into_iter()
-            .next()
-            .map(UnixStream::from);
-        Ok((received.message, stream))
     }
 
     /// What the supervisor says about a machine that is neither starting nor ending.
