@@ -8,6 +8,7 @@ use snapshot_format::{CheckpointId, LineageEntry};
 
 use crate::engine::Engine;
 use crate::error::{EngineError, free_name};
+use crate::file_error::FileError;
 use crate::name::MachineName;
 use crate::point::{CheckpointDir, SUFFIX};
 use crate::progress::Progress;
@@ -213,11 +214,7 @@ fn saved(done: CheckpointDone) -> Checkpoint {
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, EngineError> {
-    std::path::absolute(path).map_err(|source| EngineError::Io {
-        operation: "find",
-        path: path.to_owned(),
-        source,
-    })
+    Ok(std::path::absolute(path).map_err(FileError::at("find", path))?)
 }
 
 /// Checks where a checkpoint is to be made; returns the absolute path.

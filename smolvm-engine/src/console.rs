@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::time::Duration;
 
-use crate::create::io_error;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::file_error::FileError;
 use crate::name::MachineName;
 
 /// Pause between two looks at a log that does not grow.
@@ -38,16 +38,18 @@ impl Engine {
                 file = match File::open(&path) {
                     Ok(file) => Some(file),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                    Err(error) => return Err(io_error("open", &path)(error)),
+                    Err(error) => return Err(FileError::at("open", &path)(error).into()),
                 };
             }
             if let Some(file) = &mut file {
                 loop {
-                    let count = file.read(&mut block).map_err(io_error("read", &path))?;
+                    let count = file
+                        .read(&mut block)
+                        .map_err(FileError::at("read", &path))?;
                     if count == 0 {
                         break;
                     }
-                    sink(&block[..count]).map_err(io_error("pass on", &path))?;
+                    sink(&block[..count]).map_err(FileError::at("pass on", &path))?;
                 }
             }
             if !goes_on {

@@ -9,6 +9,7 @@ use cow_disk::Overlay;
 use crate::artifact::staging::{PublishError, Staging};
 use crate::engine::{Engine, MachineInfo};
 use crate::error::EngineError;
+use crate::file_error::FileError;
 use crate::image::Image;
 use crate::kernel::Kernel;
 use crate::machine::{
@@ -64,8 +65,10 @@ impl Engine {
         let name = self.choose_name(options.name.as_ref())?;
         let mut spec = options.spec;
         take_image_defaults(&mut spec, &image);
-        let staging = Staging::create(&self.home().machines())
-            .map_err(io_error("create a directory in", &self.home().machines()))?;
+        let staging = Staging::create(&self.home().machines()).map_err(FileError::at(
+            "create a directory in",
+            &self.home().machines(),
+        ))?;
         let dir = MachineDir::new(staging.path().to_owned());
         fill_from_image(&dir, &image, &kernel, spec.disk_bytes)?;
         let machine = MachineFile {
@@ -140,7 +143,7 @@ impl Engine {
                 }
                 Err(PublishError::Io(source)) => {
                     let path = self.home().machine(&machine.name);
-                    return Err(io_error("publish", &path)(source));
+                    return Err(FileError::at("publish", &path)(source).into());
                 }
             }
         }
@@ -218,7 +221,7 @@ fn fill_from_image(
     disk_bytes: u64,
 ) -> Result<(), EngineError> {
     for path in [dir.packs(), dir.records(), dir.disk()] {
-        fs::create_dir(&path).map_err(io_error("create directory", &path))?;
+        fs::create_dir(&path).map_err(FileError::at("create directory", &path))?;
     }
     let map = image.map()?;
     image.chunks().pin_into(&dir.packs(), map.chunks())?;
@@ -226,7 +229,8 @@ fn fill_from_image(
     create_overlay(&dir.disk().join(FIRST_LAYER), disk_bytes)?;
     link_or_copy(&kernel.vmlinux_path(), &dir.kernel())?;
     let initramfs = kernel.initramfs(crate::GUEST_AGENT)?;
-    fs::write(dir.initramfs(), initramfs).map_err(io_error("write", &dir.initramfs()))
+    fs::write(dir.initramfs(), initramfs).map_err(FileError::at("write", &dir.initramfs()))?;
+    Ok(())
 }
 
 /// Makes an empty overlay file.
@@ -238,7 +242,7 @@ pub(crate) fn create_overlay(path: &Path, disk_bytes: u64) -> Result<fs::File, E
         .write(true)
         .mode(0o600)
         .open(path)
-        .map_err(io_error("create", path))?;
+        .map_err(FileError::at("create", path))?;
     let made = open
         .try_clone()
         .and_then(|keep| match Overlay::create(open, disk_bytes) {
@@ -248,7 +252,7 @@ pub(crate) fn create_overlay(path: &Path, disk_bytes: u64) -> Result<fs::File, E
     made.map_err(|error| {
         // Half of a layer is in the way of the next one of that name. The first error is the one to report.
         let _ = fs::remove_file(path);
-        io_error("create", path)(error)
+        FileError::at("create", path)(error).into()
     })
 }
 
@@ -266,22 +270,8 @@ pub(crate) fn link_or_copy(from: &Path, to: &Path) -> Result<(), EngineError> {
     if fs::hard_link(from, to).is_ok() {
         return Ok(());
     }
-    fs::copy(from, to)
-        .map(drop)
-        .map_err(io_error("copy to", to))
-}
-
-/// Wraps an error of the host.
-pub(crate) fn io_error(
-    operation: &'static str,
-    path: &Path,
-) -> impl FnOnce(io::Error) -> EngineError + use<> {
-    let path = path.to_owned();
-    move |source| EngineError::Io {
-        operation,
-        path,
-        source,
-    }
+    fs::copy(from, to).map_err(FileError::at("copy to", to))?;
+    Ok(())
 }
 
 #[cfg(test)]

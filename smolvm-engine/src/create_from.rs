@@ -12,9 +12,10 @@ use vmm_core::x86::check_profile;
 
 use crate::artifact::staging::Staging;
 use crate::backend;
-use crate::create::{create_overlay, io_error, with_hostname};
+use crate::create::{create_overlay, with_hostname};
 use crate::engine::{Engine, MachineInfo};
 use crate::error::EngineError;
+use crate::file_error::FileError;
 use crate::image::ImageMap;
 use crate::machine::{
     Backend, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile, MachineOrigin, MachineSpec,
@@ -113,8 +114,10 @@ impl Engine {
         check_equal(&options, point.record())?;
         self.check_host(point, options.backend)?;
         let name = self.choose_name(options.name.as_ref())?;
-        let staging = Staging::create(&self.home().machines())
-            .map_err(io_error("create a directory in", &self.home().machines()))?;
+        let staging = Staging::create(&self.home().machines()).map_err(FileError::at(
+            "create a directory in",
+            &self.home().machines(),
+        ))?;
         let dir = MachineDir::new(staging.path().to_owned());
         fill_from_point(&dir, &found)?;
         let machine = machine_file(&options, &name, point);
@@ -319,7 +322,7 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
 /// Puts everything that the machine needs into its own directory.
 fn fill_from_point(dir: &MachineDir, found: &Found) -> Result<(), EngineError> {
     for path in [dir.packs(), dir.records(), dir.disk()] {
-        fs::create_dir(&path).map_err(io_error("create directory", &path))?;
+        fs::create_dir(&path).map_err(FileError::at("create directory", &path))?;
     }
     for (point, file) in found.history.with_files() {
         found.packs.pin_into(&dir.packs(), &chunk_ids(point))?;
@@ -342,7 +345,7 @@ fn fill_from_point(dir: &MachineDir, found: &Found) -> Result<(), EngineError> {
 
 /// Writes a blob of the point as a file, verified.
 fn write_blob(packs: &PackSet, blob: &Blob, path: &Path) -> Result<(), EngineError> {
-    let mut file = File::create_new(path).map_err(io_error("create", path))?;
+    let mut file = File::create_new(path).map_err(FileError::at("create", path))?;
     let mut left = blob.size_bytes;
     let mut bytes = vec![0; MAX_CHUNK_BYTES];
     for chunk in blob.chunks.iter() {
@@ -352,7 +355,7 @@ fn write_blob(packs: &PackSet, blob: &Blob, path: &Path) -> Result<(), EngineErr
             .map_err(PointError::from)?;
         bytes[length..].fill(0);
         file.write_all(&bytes[..want])
-            .map_err(io_error("write", path))?;
+            .map_err(FileError::at("write", path))?;
         left -= want as u64;
     }
     Ok(())

@@ -4,12 +4,12 @@ mod control;
 mod info;
 mod power;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use self::info::describe;
 use crate::artifact::staging;
-use crate::create::io_error;
 use crate::error::EngineError;
+use crate::file_error::FileError;
 use crate::home::Home;
 use crate::machine::{MachineDir, MachineFile};
 use crate::name::MachineName;
@@ -32,11 +32,8 @@ pub struct EngineOptions {
 impl EngineOptions {
     /// The home that the environment names, machines as processes of the calling program.
     pub fn from_environment() -> Result<Self, EngineError> {
-        let program = std::env::current_exe().map_err(|source| EngineError::Io {
-            operation: "find",
-            path: PathBuf::from("the running program"),
-            source,
-        })?;
+        let program = std::env::current_exe()
+            .map_err(FileError::at("find", Path::new("the running program")))?;
         Ok(Self {
             home: Home::from_environment()?,
             process_model: ProcessModel::Processes { program },
@@ -64,7 +61,7 @@ impl Engine {
     /// The names of all machines, sorted. Changes nothing.
     pub fn machine_names(&self) -> Result<Vec<MachineName>, EngineError> {
         let machines = self.home().machines();
-        let names = staging::list(&machines).map_err(io_error("list", &machines))?;
+        let names = staging::list(&machines).map_err(FileError::at("list", &machines))?;
         Ok(names
             .into_iter()
             .filter_map(|name| name.parse().ok())
@@ -139,7 +136,9 @@ impl Engine {
             drop(dir.lock_running()?);
         }
         let machines = self.home().machines();
-        if !staging::remove(&machines, name.as_str()).map_err(io_error("remove", dir.path()))? {
+        if !staging::remove(&machines, name.as_str())
+            .map_err(FileError::at("remove", dir.path()))?
+        {
             return Err(EngineError::NoMachine { name: name.clone() });
         }
         Ok(())
@@ -165,7 +164,7 @@ impl Engine {
             Err(rustix::io::Errno::EXIST) => {
                 return Err(EngineError::MachineExists { name: to.clone() });
             }
-            Err(error) => return Err(io_error("rename to", &target)(error.into())),
+            Err(error) => return Err(FileError::at("rename to", &target)(error).into()),
         }
         file.name = to.clone();
         let dir = self.dir(to);

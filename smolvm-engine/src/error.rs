@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use crate::backend::{self, BackendError};
 use crate::channel::ChannelError;
+use crate::file_error::FileError;
 use crate::home::HomeError;
 use crate::image::ImageError;
 use crate::kernel::KernelError;
@@ -236,16 +237,8 @@ pub enum EngineError {
         hint: Option<String>,
     },
     /// The host failed.
-    #[error("cannot {operation} {}", path.display())]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// On which path.
-        path: PathBuf,
-        /// The host's answer.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
 }
 
 impl EngineError {

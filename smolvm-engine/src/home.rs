@@ -1,12 +1,12 @@
 //! The directory that holds everything: `$SMOLVM_HOME`.
 
 use std::fs;
-use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::file_error::FileError;
 use crate::name::MachineName;
 
 /// Why there is no home.
@@ -17,16 +17,8 @@ pub enum HomeError {
     #[error("neither SMOLVM_HOME nor XDG_DATA_HOME nor HOME is set")]
     Unknown,
     /// It cannot be made or used.
-    #[error("cannot {operation} {}", path.display())]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// On which path.
-        path: PathBuf,
-        /// The host's answer.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
 }
 
 /// The home directory, mode 0700, and where things lie in it.
@@ -63,11 +55,7 @@ impl Home {
             make_private_dir(&path)?;
             if !existed {
                 let mode = fs::Permissions::from_mode(0o700);
-                fs::set_permissions(&path, mode).map_err(|source| HomeError::Io {
-                    operation: "protect",
-                    path,
-                    source,
-                })?;
+                fs::set_permissions(&path, mode).map_err(FileError::at("protect", &path))?;
             }
         }
         Ok(())
@@ -105,9 +93,6 @@ pub(crate) fn make_private_dir(path: &Path) -> Result<(), HomeError> {
         .recursive(true)
         .mode(0o700)
         .create(path)
-        .map_err(|source| HomeError::Io {
-            operation: "create directory",
-            path: path.to_owned(),
-            source,
-        })
+        .map_err(FileError::at("create directory", path))?;
+    Ok(())
 }

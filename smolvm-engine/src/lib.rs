@@ -53,6 +53,7 @@ pub mod doctor;
 mod engine;
 mod error;
 mod exec;
+mod file_error;
 mod home;
 pub mod image;
 pub mod kernel;
@@ -78,6 +79,7 @@ pub use engine::{
 };
 pub use error::{EngineError, ErrorCode, chain};
 pub use exec::{ExecOptions, ExecSession, ExecWriter};
+pub use file_error::FileError;
 pub use home::{Home, HomeError};
 pub use machine::{
     Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineDirError, MachineOrigin, MachineSpec,

@@ -26,7 +26,7 @@ pub(crate) fn logs(engine: &Engine, args: LogsArgs) -> Result<(), Failure> {
         })
     });
     match (result, failed) {
-        (Err(EngineError::Io { .. }), Some(error)) => Err(Failure::Output(error)),
+        (Err(EngineError::Io(_)), Some(error)) => Err(Failure::Output(error)),
         (result, _) => Ok(result?),
     }
 }

@@ -23,10 +23,11 @@ use vmm_core::machine::{MachineError, MachineEvent, RunningMachine};
 
 use self::stream::GuestStream;
 use crate::backend;
-use crate::create::{create_overlay, io_error};
+use crate::create::create_overlay;
 use crate::engine::{Engine, MachineState};
 use crate::error::{EngineError, chain};
 use crate::exec::{ExecOptions, exec_request};
+use crate::file_error::FileError;
 use crate::machine::{Backend, MachineDir, MachineFile, MachineSpec, RunLock};
 use crate::name::MachineName;
 use crate::supervisor::{self, AgentDialer, AgentError, GUEST_CID, SEED_BYTES, SpawnError};
@@ -210,7 +211,8 @@ fn open_parts(
     let scratch = tempfile::Builder::new()
         .prefix("deterministic-")
         .tempdir_in(dir.disk())
-        .map_err(io_error("create a folder in", &dir.disk()))?;
+        .map_err(FileError::at("create a folder in", &dir.disk()))
+        .map_err(EngineError::from)?;
     // Open files outlive the folder, which goes at the end of this function.
     let top = create_overlay(&scratch.path().join("layer"), file.spec.disk_bytes)?;
     let (ours, theirs) = UnixStream::pair().map_err(DeterministicError::Connect)?;

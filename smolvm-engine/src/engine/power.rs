@@ -7,8 +7,9 @@ use super::Engine;
 use super::info::{MachineState, describe};
 use crate::backend::{self, NotKvm};
 use crate::channel;
-use crate::create::{CreateOptions, io_error};
+use crate::create::CreateOptions;
 use crate::error::EngineError;
+use crate::file_error::FileError;
 use crate::machine::{MachineDir, RecordedState};
 use crate::name::MachineName;
 use crate::process::{self, ProcessModel};
@@ -165,11 +166,11 @@ impl Engine {
         let (socket, child) = match &self.options.process_model {
             ProcessModel::Processes { program } => {
                 let (child, socket) = process::spawn_supervisor(program, self.home(), name, &log)
-                    .map_err(io_error("start", program))?;
+                    .map_err(FileError::at("start", program))?;
                 (socket, Some(child))
             }
             ProcessModel::Threads => {
-                let (ours, theirs) = UnixStream::pair().map_err(io_error("start", &log))?;
+                let (ours, theirs) = UnixStream::pair().map_err(FileError::at("start", &log))?;
                 let (home, name, model) = (
                     self.home().clone(),
                     name.clone(),
@@ -178,7 +179,7 @@ impl Engine {
                 std::thread::Builder::new()
                     .name(format!("supervisor of {name}"))
                     .spawn(move || supervisor::run(&home, &name, &model, theirs))
-                    .map_err(io_error("start", &log))?;
+                    .map_err(FileError::at("start", &log))?;
                 (ours, None)
             }
         };

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::ImageError;
 use super::tar::{TarKind, TarReader};
+use crate::file_error::FileError;
 
 /// Most members of an archive whose names are kept. Image archives have a few
 /// for each layer; a root file system has more and needs none of them.
@@ -106,9 +107,9 @@ impl Blobs {
                 let opened = File::options().read(true).custom_flags(flags).open(&path);
                 let file = match opened {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(missing()),
-                    other => other.map_err(ImageError::io("open", &path))?,
+                    other => other.map_err(FileError::at("open", &path))?,
                 };
-                let metadata = file.metadata().map_err(ImageError::io("read", &path))?;
+                let metadata = file.metadata().map_err(FileError::at("read", &path))?;
                 if !metadata.is_file() {
                     return Err(missing());
                 }

@@ -13,6 +13,7 @@ use super::ext4;
 use super::spool::{BLOCK_BYTES, Spool};
 use super::tar::{TarEntry, TarKind, TarReader};
 use super::tree::{Device, Kind, Meta, NodeId, Timestamp, Tree, Xattrs};
+use crate::file_error::FileError;
 use crate::progress::Phase;
 
 /// Prefix of whiteouts in the layers of an image.
@@ -43,7 +44,7 @@ impl Contents {
     /// Nothing yet; contents will be spooled on the file system of `dir`.
     pub(crate) fn new(dir: &Path) -> Result<Self, ImageError> {
         let spool =
-            Spool::create_in(dir).map_err(ImageError::io("make a temporary file in", dir))?;
+            Spool::create_in(dir).map_err(FileError::at("make a temporary file in", dir))?;
         Ok(Self {
             tree: Tree::new(),
             spool,
@@ -139,12 +140,12 @@ impl Contents {
         phase: &Phase<'_>,
     ) -> Result<(), ImageError> {
         self.tree.next_layer();
-        let top = fs::symlink_metadata(root).map_err(ImageError::io("read", root))?;
+        let top = fs::symlink_metadata(root).map_err(FileError::at("read", root))?;
         let mut links: BTreeMap<(u64, u64), Vec<u8>> = BTreeMap::new();
         let mut todo: Vec<PathBuf> = vec![PathBuf::new()];
         while let Some(relative) = todo.pop() {
             let path = root.join(&relative);
-            let stat = fs::symlink_metadata(&path).map_err(ImageError::io("read", &path))?;
+            let stat = fs::symlink_metadata(&path).map_err(FileError::at("read", &path))?;
             let name = relative.as_os_str().as_bytes().to_vec();
             let result = match links.get(&(stat.dev(), stat.ino())) {
                 Some(first) => self.tree.hard_link(&name, first).map_err(EntryError::from),
@@ -157,8 +158,8 @@ impl Contents {
             })?;
             phase.advance(if stat.is_file() { stat.len() } else { 0 });
             if stat.is_dir() && stat.dev() == top.dev() {
-                for entry in fs::read_dir(&path).map_err(ImageError::io("list", &path))? {
-                    let entry = entry.map_err(ImageError::io("list", &path))?;
+                for entry in fs::read_dir(&path).map_err(FileError::at("list", &path))? {
+                    let entry = entry.map_err(FileError::at("list", &path))?;
                     todo.push(relative.join(entry.file_name()));
                 }
             } else if !stat.is_dir() && stat.nlink() > 1 {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, Command, Stdio};
 
 use super::error::ImageError;
+use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 
 /// The release that images are made of.
@@ -54,28 +55,28 @@ pub(crate) fn build_archive(
         return Err(missing("newuidmap", "uidmap"));
     }
     let mut archive =
-        tempfile::tempfile_in(scratch).map_err(ImageError::io("make a file in", scratch))?;
+        tempfile::tempfile_in(scratch).map_err(FileError::at("make a file in", scratch))?;
     let stdout = archive
         .try_clone()
-        .map_err(ImageError::io("write to", scratch))?;
+        .map_err(FileError::at("write to", scratch))?;
     let phase = Phase::begin(progress, "building a Debian image with mmdebstrap", None);
     let mut child = command(includes)
         .stdin(Stdio::null())
         .stdout(stdout)
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(ImageError::io("run", Path::new("mmdebstrap")))?;
+        .map_err(FileError::at("run", Path::new("mmdebstrap")))?;
     let lines = child.stderr.take().map(last_lines).unwrap_or_default();
     let status = child
         .wait()
-        .map_err(ImageError::io("run", Path::new("mmdebstrap")))?;
+        .map_err(FileError::at("run", Path::new("mmdebstrap")))?;
     if !status.success() {
         return Err(ImageError::Build {
             message: lines.join("; "),
         });
     }
     phase.advance(archive.metadata().map_or(0, |metadata| metadata.len()));
-    archive.rewind().map_err(ImageError::io("read", scratch))?;
+    archive.rewind().map_err(FileError::at("read", scratch))?;
     Ok(archive)
 }
 

@@ -1,12 +1,13 @@
 //! Errors of image operations.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::ext4::Ext4Error;
 use super::map::MapError;
 use super::tar::TarError;
 use super::tree::TreeError;
+use crate::file_error::FileError;
 
 /// Why an image cannot be imported, built, listed or removed.
 #[derive(Debug, thiserror::Error)]
@@ -46,16 +47,8 @@ pub enum ImageError {
         source: Option<TarError>,
     },
     /// A file of the host could not be read or written.
-    #[error("cannot {action} {}", path.display())]
-    Io {
-        /// What was tried, as a verb.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// The failure.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// An archive is damaged.
     #[error("the archive {archive} is damaged or incomplete")]
     Archive {
@@ -181,22 +174,12 @@ impl ImageError {
             Self::Damaged { name, .. } | Self::BadDescription { name, .. } => Some(format!(
                 "remove it and import it again: smolvm image rm {name}"
             )),
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+            Self::Io(FileError { source, .. }) if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free some disk space, or set SMOLVM_HOME to a larger file system".into())
             }
             Self::Archive { .. } => Some("fetch or make the archive again".into()),
             Self::Build { .. } => build_hint(),
             _ => None,
-        }
-    }
-
-    /// For `map_err`: an I/O failure of `action` on `path`.
-    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
-        let path = path.to_path_buf();
-        move |source| Self::Io {
-            action,
-            path,
-            source,
         }
     }
 }

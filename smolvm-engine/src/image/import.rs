@@ -16,6 +16,7 @@ use super::{prepare, source};
 use crate::artifact::name::valid_name;
 use crate::artifact::staging::{PublishError, Staging};
 use crate::artifact::time;
+use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 
 /// Directory of the passing store that writes the packs.
@@ -79,7 +80,7 @@ impl<'a> Job<'a> {
             return Err(ImageError::Exists { name: name.into() });
         }
         let stage = Staging::create(&collection)
-            .map_err(ImageError::io("make a directory in", &collection))?;
+            .map_err(FileError::at("make a directory in", &collection))?;
         Ok(Self {
             name,
             stage,
@@ -120,12 +121,12 @@ impl<'a> Job<'a> {
             let path = self.stage.path().join(file);
             bytes
                 .and_then(|bytes| fs::write(&path, bytes))
-                .map_err(ImageError::io("write", &path))?;
+                .map_err(FileError::at("write", &path))?;
         }
         let name = self.name;
         let dir = self.stage.publish(name).map_err(|error| match error {
             PublishError::Taken => ImageError::Exists { name: name.into() },
-            PublishError::Io(source) => ImageError::io("publish", Path::new(name))(source),
+            PublishError::Io(source) => FileError::at("publish", Path::new(name))(source).into(),
         })?;
         Ok(Image::new(name, dir, info))
     }
@@ -134,7 +135,7 @@ impl<'a> Job<'a> {
     /// what they take on disk.
     fn store_chunks(&self, image: &Ext4Image<'_>) -> Result<(ImageMap, u64, u64), ImageError> {
         let packs = self.stage.path().join(PACKS);
-        fs::create_dir(&packs).map_err(ImageError::io("make", &packs))?;
+        fs::create_dir(&packs).map_err(FileError::at("make", &packs))?;
         let store_dir = self.stage.path().join(PASSING_STORE);
         let phase = Phase::begin(self.progress, "storing the image", Some(image.size_bytes()));
         let result = write_packs(image, &store_dir, &packs, &phase);
@@ -142,7 +143,7 @@ impl<'a> Job<'a> {
             name: self.name.into(),
             source: Box::new(source),
         })?;
-        fs::remove_dir_all(&store_dir).map_err(ImageError::io("remove", &store_dir))?;
+        fs::remove_dir_all(&store_dir).map_err(FileError::at("remove", &store_dir))?;
         Ok(stored)
     }
 }

@@ -12,6 +12,7 @@ use super::config::{ARCHITECTURE, ImageConfig};
 use super::contents::{Contents, Whiteouts};
 use super::error::ImageError;
 use crate::artifact::decompress::{Bounded, Compression};
+use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 
 /// Largest JSON document.
@@ -149,11 +150,11 @@ fn apply_layer(
     let (file, _) = blobs.open(&layer.file)?;
     let mut file = BufReader::with_capacity(1 << 18, file);
     let path = std::path::Path::new(label);
-    let head = file.fill_buf().map_err(ImageError::io("read", path))?;
+    let head = file.fill_buf().map_err(FileError::at("read", path))?;
     let compression = Compression::detect(head);
     let reader = compression
         .reader(file)
-        .map_err(ImageError::io("unpack", path))?;
+        .map_err(FileError::at("unpack", path))?;
     let mut input = Hashed {
         inner: Bounded::new(reader, MAX_UNPACKED_BYTES),
         sum: Sha256::new(),
@@ -166,7 +167,7 @@ fn apply_layer(
         &phase,
     )?;
     // The digest covers what follows the end marker as well.
-    std::io::copy(&mut input, &mut std::io::sink()).map_err(ImageError::io("unpack", path))?;
+    std::io::copy(&mut input, &mut std::io::sink()).map_err(FileError::at("unpack", path))?;
     let found = hex(&input.sum.finalize());
     match &layer.unpacked_sha256 {
         Some(expected) if *expected != found => Err(ImageError::Layout {

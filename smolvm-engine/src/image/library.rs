@@ -13,6 +13,7 @@ use super::map::{ImageMap, MapError};
 use crate::artifact::decompress::Bounded;
 use crate::artifact::name::valid_name;
 use crate::artifact::staging;
+use crate::file_error::FileError;
 
 /// The name of the image that machines get by default.
 pub const DEFAULT_NAME: &str = "debian";
@@ -143,7 +144,7 @@ pub fn remove(home: &Path, name: &str) -> Result<(), ImageError> {
     let collection = home.join(COLLECTION);
     if valid_name(name)
         && staging::remove(&collection, name)
-            .map_err(ImageError::io("remove", &collection.join(name)))?
+            .map_err(FileError::at("remove", &collection.join(name)))?
     {
         return Ok(());
     }
@@ -153,18 +154,18 @@ pub fn remove(home: &Path, name: &str) -> Result<(), ImageError> {
 /// The names of all images, sorted, also of damaged ones. Changes nothing.
 pub fn names(home: &Path) -> Result<Vec<String>, ImageError> {
     let collection = home.join(COLLECTION);
-    staging::list(&collection).map_err(ImageError::io("list", &collection))
+    Ok(staging::list(&collection).map_err(FileError::at("list", &collection))?)
 }
 
 fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>, ImageError> {
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(ImageError::io("open", path))?;
+    let file = File::open(path).map_err(FileError::at("open", path))?;
     let expected = file
         .metadata()
         .map_or(0, |metadata: fs::Metadata| metadata.len().min(most));
     bytes.reserve(usize::try_from(expected).unwrap_or(0));
     Bounded::new(file, most)
         .read_to_end(&mut bytes)
-        .map_err(ImageError::io("read", path))?;
+        .map_err(FileError::at("read", path))?;
     Ok(bytes)
 }

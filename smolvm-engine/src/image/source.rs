@@ -10,6 +10,7 @@ use super::contents::{Contents, Whiteouts};
 use super::error::ImageError;
 use super::layers::{self, MAX_UNPACKED_BYTES};
 use crate::artifact::decompress::{Bounded, Compression};
+use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 
 /// Reads the directory or archive at `path` into `contents`; `scratch` is a
@@ -20,7 +21,7 @@ pub(crate) fn load(
     contents: &mut Contents,
     progress: &dyn Progress,
 ) -> Result<ImageConfig, ImageError> {
-    let metadata = fs::metadata(path).map_err(ImageError::io("read", path))?;
+    let metadata = fs::metadata(path).map_err(FileError::at("read", path))?;
     if metadata.is_dir() {
         let blobs = Blobs::Directory(path.into());
         if blobs.contains("oci-layout") && layers::is_layered(&blobs) {
@@ -36,7 +37,7 @@ pub(crate) fn load(
             source: None,
         });
     }
-    let file = File::open(path).map_err(ImageError::io("open", path))?;
+    let file = File::open(path).map_err(FileError::at("open", path))?;
     let file = decompress(file, path, scratch, progress)?;
     load_archive(file, path, contents, progress)
 }
@@ -48,11 +49,8 @@ pub(crate) fn load_archive(
     contents: &mut Contents,
     progress: &dyn Progress,
 ) -> Result<ImageConfig, ImageError> {
-    let mut again = file.try_clone().map_err(ImageError::io("read", path))?;
-    let size = again
-        .metadata()
-        .map_err(ImageError::io("read", path))?
-        .len();
+    let mut again = file.try_clone().map_err(FileError::at("read", path))?;
+    let size = again.metadata().map_err(FileError::at("read", path))?.len();
     let damaged = |source| match &source {
         super::tar::TarError::Header { offset: 0, .. } => ImageError::UnknownSource {
             path: path.into(),
@@ -73,7 +71,7 @@ pub(crate) fn load_archive(
     if layers::is_layered(&blobs) {
         return layers::load(&blobs, contents, progress);
     }
-    again.rewind().map_err(ImageError::io("read", path))?;
+    again.rewind().map_err(FileError::at("read", path))?;
     let phase = Phase::begin(progress, "importing the archive", Some(size));
     let input = BufReader::with_capacity(1 << 18, again);
     contents.add_tar(input, &path.display().to_string(), Whiteouts::Keep, &phase)?;
@@ -89,31 +87,31 @@ fn decompress(
     progress: &dyn Progress,
 ) -> Result<File, ImageError> {
     let mut input = BufReader::with_capacity(1 << 18, file);
-    let head = input.fill_buf().map_err(ImageError::io("read", path))?;
+    let head = input.fill_buf().map_err(FileError::at("read", path))?;
     let compression = Compression::detect(head);
     if compression == Compression::None {
         let mut file = input.into_inner();
-        file.rewind().map_err(ImageError::io("read", path))?;
+        file.rewind().map_err(FileError::at("read", path))?;
         return Ok(file);
     }
     let reader = compression
         .reader(input)
-        .map_err(ImageError::io("unpack", path))?;
+        .map_err(FileError::at("unpack", path))?;
     let mut reader = Bounded::new(reader, MAX_UNPACKED_BYTES);
     let mut out =
-        tempfile::tempfile_in(scratch).map_err(ImageError::io("make a file in", scratch))?;
+        tempfile::tempfile_in(scratch).map_err(FileError::at("make a file in", scratch))?;
     let phase = Phase::begin(progress, "unpacking", None);
     let mut buffer = vec![0; 1 << 18];
     loop {
         let n = match reader.read(&mut buffer) {
             Ok(0) => break,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            other => other.map_err(ImageError::io("unpack", path))?,
+            other => other.map_err(FileError::at("unpack", path))?,
         };
         out.write_all(&buffer[..n])
-            .map_err(ImageError::io("write to", scratch))?;
+            .map_err(FileError::at("write to", scratch))?;
         phase.advance(n as u64);
     }
-    out.rewind().map_err(ImageError::io("read", scratch))?;
+    out.rewind().map_err(FileError::at("read", scratch))?;
     Ok(out)
 }

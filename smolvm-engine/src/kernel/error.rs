@@ -1,8 +1,9 @@
 //! Errors of kernel operations.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use crate::file_error::FileError;
 use crate::image::ImageError;
 
 /// Why a kernel cannot be imported, listed or used.
@@ -34,16 +35,8 @@ pub enum KernelError {
         names: Vec<String>,
     },
     /// A file could not be read or written.
-    #[error("cannot {action} {}", path.display())]
-    Io {
-        /// What was tried, as a verb.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// The failure.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// A Debian package cannot be unpacked.
     #[error("{} is damaged or not a Debian package: {what}", path.display())]
     BadPackage {
@@ -184,20 +177,10 @@ impl KernelError {
                     .into(),
             ),
             Self::Fetch { .. } => Some("refresh the package lists as root: apt-get update".into()),
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+            Self::Io(FileError { source, .. }) if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free some disk space, or set SMOLVM_HOME to a larger file system".into())
             }
             _ => None,
-        }
-    }
-
-    /// For `map_err`: an I/O failure of `action` on `path`.
-    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
-        let path = path.to_path_buf();
-        move |source| Self::Io {
-            action,
-            path,
-            source,
         }
     }
 }

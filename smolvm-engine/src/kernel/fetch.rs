@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use super::error::KernelError;
+use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 
 /// A package that depends on the current kernel.
@@ -37,7 +38,7 @@ pub fn fetch_debian(dir: &Path, progress: &dyn Progress) -> Result<PathBuf, Kern
         message: "it names no kernel".into(),
     })?;
     run("apt-get", &["download", "--quiet", &package], dir, &package)?;
-    let entries = std::fs::read_dir(dir).map_err(KernelError::io("list", dir))?;
+    let entries = std::fs::read_dir(dir).map_err(FileError::at("list", dir))?;
     let mut files = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let file = files.find(|path| path.extension().is_some_and(|end| end == "deb"));
     let message = "apt-get download left no file".into();
@@ -73,11 +74,7 @@ fn run(
         .stdin(Stdio::null());
     let output = command.output().map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => KernelError::MissingProgram { program },
-        _ => KernelError::Io {
-            action: "run",
-            path: program.into(),
-            source,
-        },
+        _ => FileError::at("run", Path::new(program))(source).into(),
     })?;
     if output.status.success() {
         return Ok(output);

@@ -57,6 +57,7 @@ pub use source::KernelSource;
 use crate::artifact::name::valid_name;
 use crate::artifact::staging::{self, PublishError, Staging};
 use crate::artifact::time;
+use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 use cpio::Cpio;
 use modules::{Module, SelectError};
@@ -128,13 +129,13 @@ pub fn import(
     if collection.join(name).exists() {
         return Err(KernelError::Exists { name: name.into() });
     }
-    let stage = Staging::create(&collection)
-        .map_err(KernelError::io("make a directory in", &collection))?;
+    let stage =
+        Staging::create(&collection).map_err(FileError::at("make a directory in", &collection))?;
     let files = KernelFiles::open(source, stage.path(), progress)?;
     let info = write_files(stage.path(), files, source, progress)?;
     let dir = stage.publish(name).map_err(|error| match error {
         PublishError::Taken => KernelError::Exists { name: name.into() },
-        PublishError::Io(source) => KernelError::io("publish", &collection.join(name))(source),
+        PublishError::Io(source) => FileError::at("publish", &collection.join(name))(source).into(),
     })?;
     Ok(Kernel {
         name: name.into(),
@@ -150,10 +151,8 @@ pub fn import_debian(
     name: &str,
     progress: &dyn Progress,
 ) -> Result<Kernel, KernelError> {
-    let scratch = tempfile::tempdir().map_err(KernelError::io(
-        "make a directory in",
-        &std::env::temp_dir(),
-    ))?;
+    let scratch =
+        tempfile::tempdir().map_err(FileError::at("make a directory in", &std::env::temp_dir()))?;
     let package = fetch_debian(scratch.path(), progress)?;
     import(home, name, &KernelSource::Package(package), progress)
 }
@@ -176,7 +175,7 @@ pub fn remove(home: &Path, name: &str) -> Result<(), KernelError> {
     let collection = home.join(COLLECTION);
     if valid_name(name)
         && staging::remove(&collection, name)
-            .map_err(KernelError::io("remove", &collection.join(name)))?
+            .map_err(FileError::at("remove", &collection.join(name)))?
     {
         return Ok(());
     }
@@ -186,7 +185,7 @@ pub fn remove(home: &Path, name: &str) -> Result<(), KernelError> {
 /// The names of all kernels, sorted, also of damaged ones. Changes nothing.
 pub fn names(home: &Path) -> Result<Vec<String>, KernelError> {
     let collection = home.join(COLLECTION);
-    staging::list(&collection).map_err(KernelError::io("list", &collection))
+    Ok(staging::list(&collection).map_err(FileError::at("list", &collection))?)
 }
 
 impl Kernel {
@@ -207,7 +206,7 @@ impl Kernel {
         if size > MAX_DESCRIPTION_BYTES {
             return Err(damaged(format!("{DESCRIPTION} is too large")));
         }
-        let text = fs::read(&path).map_err(KernelError::io("read", &path))?;
+        let text = fs::read(&path).map_err(FileError::at("read", &path))?;
         let info: KernelInfo = serde_json::from_slice(&text)
             .map_err(|error| damaged(format!("{DESCRIPTION}: {error}")))?;
         Ok(Self {
@@ -260,7 +259,7 @@ impl Kernel {
 
     fn read_verified(&self, file: &str, expected: &str) -> Result<Vec<u8>, KernelError> {
         let path = self.dir.join(file);
-        let bytes = fs::read(&path).map_err(KernelError::io("read", &path))?;
+        let bytes = fs::read(&path).map_err(FileError::at("read", &path))?;
         if blake3::hash(&bytes).to_hex().as_str() != expected {
             let what = format!("{file} is not what was imported");
             return Err(KernelError::Damaged {
@@ -319,7 +318,7 @@ fn write_files(
         let path = dir.join(name);
         bytes
             .and_then(|bytes| fs::write(&path, bytes))
-            .map_err(KernelError::io("write", &path))?;
+            .map_err(FileError::at("write", &path))?;
     }
     Ok(info)
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::error::KernelError;
 use crate::artifact::decompress::{Bounded, Compression};
+use crate::file_error::FileError;
 use crate::image::contents::{Contents, Whiteouts};
 use crate::progress::{Phase, Progress};
 
@@ -27,10 +28,10 @@ pub(super) fn unpack(
     scratch: &Path,
     progress: &dyn Progress,
 ) -> Result<Contents, KernelError> {
-    let mut file = BufReader::new(File::open(path).map_err(KernelError::io("open", path))?);
+    let mut file = BufReader::new(File::open(path).map_err(FileError::at("open", path))?);
     let size = find_data(&mut file, path)?;
     let mut data = BufReader::new(file.take(size));
-    let head = data.fill_buf().map_err(KernelError::io("read", path))?;
+    let head = data.fill_buf().map_err(FileError::at("read", path))?;
     let compression = Compression::detect(head);
     let unpack = |source| KernelError::Unpack {
         path: path.into(),
@@ -38,7 +39,7 @@ pub(super) fn unpack(
     };
     let reader = compression
         .reader(data)
-        .map_err(KernelError::io("unpack", path))?;
+        .map_err(FileError::at("unpack", path))?;
     let reader = Bounded::new(reader, MAX_UNPACKED_BYTES);
     let mut contents = Contents::new(scratch).map_err(unpack)?;
     let phase = Phase::begin(progress, "unpacking the kernel package", None);

@@ -10,6 +10,7 @@ use super::error::KernelError;
 use super::modules::{self, ModuleSource};
 use super::package;
 use crate::artifact::decompress::{Bounded, Compression};
+use crate::file_error::FileError;
 use crate::image::contents::Contents;
 use crate::image::tree::NodeId;
 use crate::progress::Progress;
@@ -53,7 +54,7 @@ impl KernelSource {
     /// [`KernelError::Io`] if it cannot be read; [`KernelError::NoKernel`] for
     /// a bzImage whose modules are not found.
     pub fn detect(path: &Path) -> Result<Self, KernelError> {
-        let metadata = fs::metadata(path).map_err(KernelError::io("read", path))?;
+        let metadata = fs::metadata(path).map_err(FileError::at("read", path))?;
         if metadata.is_dir() {
             return Ok(Self::Root(path.into()));
         }
@@ -67,7 +68,7 @@ impl KernelSource {
                 modules: None,
             });
         };
-        let absolute = path.canonicalize().map_err(KernelError::io("read", path))?;
+        let absolute = path.canonicalize().map_err(FileError::at("read", path))?;
         let root = absolute
             .parent()
             .and_then(Path::parent)
@@ -140,7 +141,7 @@ impl KernelFiles {
         let read = |name: &str, most| {
             let id = tree.lookup(name.as_bytes());
             let bytes = id.map_or(Ok(None), |id| contents.read_file(id, most));
-            bytes.map_err(KernelError::io("unpack", path))
+            bytes.map_err(FileError::at("unpack", path))
         };
         let image = read(&image_name, MAX_VMLINUX_BYTES)?.ok_or_else(|| KernelError::NoKernel {
             path: path.into(),
@@ -218,7 +219,7 @@ impl ModuleSource for KernelFiles {
             ),
             (Some(Place::Package(id, path)), Some(contents)) => {
                 let bytes = contents.read_file(*id, MAX_MODULE_BYTES);
-                let bytes = bytes.map_err(KernelError::io("unpack", Path::new(path)))?;
+                let bytes = bytes.map_err(FileError::at("unpack", Path::new(path)))?;
                 let what = "it is no file or too large";
                 let bad = || KernelError::BadModule {
                     module: path.clone(),
@@ -294,11 +295,11 @@ fn host_files(dir: &Path) -> Result<Vec<(String, Place)>, KernelError> {
     let mut files = Vec::new();
     let mut todo = vec![dir.to_path_buf()];
     while let Some(dir) = todo.pop() {
-        for entry in fs::read_dir(&dir).map_err(KernelError::io("list", &dir))? {
-            let entry = entry.map_err(KernelError::io("list", &dir))?;
+        for entry in fs::read_dir(&dir).map_err(FileError::at("list", &dir))? {
+            let entry = entry.map_err(FileError::at("list", &dir))?;
             let kind = entry
                 .file_type()
-                .map_err(KernelError::io("read", &entry.path()))?;
+                .map_err(FileError::at("read", &entry.path()))?;
             if files.len() + todo.len() > MAX_MODULE_FILES {
                 let what = "its module directory has more than 100000 files".into();
                 return Err(KernelError::NoKernel { path: dir, what });
@@ -320,16 +321,16 @@ fn unpack_module(packed: &[u8], path: &Path) -> Result<Vec<u8>, KernelError> {
     let reader = Compression::detect(packed).reader(packed);
     reader
         .and_then(|reader| Bounded::new(reader, MAX_MODULE_BYTES).read_to_end(&mut out))
-        .map_err(KernelError::io("unpack", path))?;
+        .map_err(FileError::at("unpack", path))?;
     Ok(out)
 }
 
 /// Reads a host file of at most `most` bytes.
 fn read_host(path: &Path, most: u64) -> Result<Vec<u8>, KernelError> {
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(KernelError::io("open", path))?;
+    let file = File::open(path).map_err(FileError::at("open", path))?;
     Bounded::new(file, most)
         .read_to_end(&mut bytes)
-        .map_err(KernelError::io("read", path))?;
+        .map_err(FileError::at("read", path))?;
     Ok(bytes)
 }

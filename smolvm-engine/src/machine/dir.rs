@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::file::{MACHINE_FILE_VERSION, MachineFile};
+use crate::file_error::FileError;
 
 /// Largest `machine.json` in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -20,16 +21,8 @@ pub(crate) const TEMPORARY_PREFIX: &str = ".new-";
 #[non_exhaustive]
 pub enum MachineDirError {
     /// The host failed.
-    #[error("cannot {operation} {}", path.display())]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// On which path.
-        path: PathBuf,
-        /// The host's answer.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// `machine.json` is damaged.
     #[error("{} is damaged", path.display())]
     Damaged {
@@ -115,19 +108,14 @@ impl MachineDir {
     /// Reads `machine.json`; `None` where there is no machine.
     pub(crate) fn read(&self) -> Result<Option<MachineFile>, MachineDirError> {
         let path = self.file_path();
-        let io_error = |source| MachineDirError::Io {
-            operation: "read",
-            path: path.clone(),
-            source,
-        };
         let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(io_error(error)),
+            Err(error) => return Err(FileError::at("read", &path)(error).into()),
         };
         let mut bytes = Vec::new();
         io::Read::read_to_end(&mut io::Read::take(file, MAX_FILE_BYTES), &mut bytes)
-            .map_err(io_error)?;
+            .map_err(FileError::at("read", &path))?;
         let machine: MachineFile =
             serde_json::from_slice(&bytes).map_err(|source| MachineDirError::Damaged {
                 path: path.clone(),
@@ -157,26 +145,16 @@ impl MachineDir {
     /// delete, rename. Released when the file is dropped.
     pub(crate) fn lock_operation(&self) -> Result<File, MachineDirError> {
         let (file, path) = self.open_lock("operation.lock")?;
-        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive)).map_err(|source| {
-            MachineDirError::Io {
-                operation: "lock",
-                path,
-                source,
-            }
-        })?;
+        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
+            .map_err(FileError::at("lock", &path))?;
         Ok(file)
     }
 
     /// Takes the lock that says that the machine runs. Waits for readers that look at it.
     pub(crate) fn lock_running(&self) -> Result<RunLock, MachineDirError> {
         let (file, path) = self.open_lock("run.lock")?;
-        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive)).map_err(|source| {
-            MachineDirError::Io {
-                operation: "lock",
-                path,
-                source,
-            }
-        })?;
+        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
+            .map_err(FileError::at("lock", &path))?;
         Ok(RunLock { file })
     }
 
@@ -186,41 +164,25 @@ impl MachineDir {
         let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(source) => {
-                return Err(MachineDirError::Io {
-                    operation: "open",
-                    path,
-                    source,
-                });
-            }
+            Err(error) => return Err(FileError::at("open", &path)(error).into()),
         };
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) => Ok(false),
             Err(Errno::WOULDBLOCK) => Ok(true),
-            Err(error) => Err(MachineDirError::Io {
-                operation: "look at",
-                path,
-                source: error.into(),
-            }),
+            Err(error) => Err(FileError::at("look at", &path)(error).into()),
         }
     }
 
     fn open_lock(&self, name: &str) -> Result<(File, PathBuf), MachineDirError> {
         let path = self.path.join(name);
-        let opened = OpenOptions::new()
+        let file = OpenOptions::new()
             .create(true)
             .truncate(false)
             .write(true)
             .mode(0o600)
-            .open(&path);
-        match opened {
-            Ok(file) => Ok((file, path)),
-            Err(source) => Err(MachineDirError::Io {
-                operation: "open",
-                path,
-                source,
-            }),
-        }
+            .open(&path)
+            .map_err(FileError::at("open", &path))?;
+        Ok((file, path))
     }
 }
 
@@ -248,29 +210,21 @@ impl RunLock {
 
 /// Replaces a file durably: temporary file, sync, rename, sync of the directory.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), MachineDirError> {
-    let io_error = |operation, path: &Path| {
-        let path = path.to_owned();
-        move |source| MachineDirError::Io {
-            operation,
-            path,
-            source,
-        }
-    };
     let directory = path.parent().unwrap_or(Path::new("."));
     let mut temporary = tempfile::Builder::new()
         .prefix(TEMPORARY_PREFIX)
         .tempfile_in(directory)
-        .map_err(io_error("create a file in", directory))?;
+        .map_err(FileError::at("create a file in", directory))?;
     temporary
         .write_all(bytes)
-        .map_err(io_error("write", path))?;
+        .map_err(FileError::at("write", path))?;
     temporary
         .as_file()
         .sync_all()
-        .map_err(io_error("sync", path))?;
+        .map_err(FileError::at("sync", path))?;
     temporary
         .persist(path)
-        .map_err(|error| io_error("replace", path)(error.error))?;
+        .map_err(|error| FileError::at("replace", path)(error.error))?;
     sync_directory(directory)
 }
 
@@ -278,11 +232,8 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), MachineDirEr
 pub(crate) fn sync_directory(directory: &Path) -> Result<(), MachineDirError> {
     File::open(directory)
         .and_then(|directory| directory.sync_all())
-        .map_err(|source| MachineDirError::Io {
-            operation: "sync directory",
-            path: directory.to_owned(),
-            source,
-        })
+        .map_err(FileError::at("sync directory", directory))?;
+    Ok(())
 }
 
 #[cfg(test)]

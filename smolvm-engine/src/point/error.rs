@@ -1,25 +1,18 @@
-use std::io;
 use std::path::PathBuf;
 
 use cas_store::{ReadError, StoreError};
 use snapshot_format::{CheckpointId, DecodeError, LimitError, LineageError, ResolveError};
 use thiserror::Error;
 
+use crate::file_error::FileError;
+
 /// Why a point could not be read or published.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PointError {
     /// The host failed.
-    #[error("cannot {operation} {}", path.display())]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// On which path.
-        path: PathBuf,
-        /// The host's answer.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// A record is damaged.
     #[error("the record {} is damaged", path.display())]
     Damaged {
@@ -82,19 +75,4 @@ pub enum PointError {
     /// The record would be too large.
     #[error("the point is too large to be recorded")]
     Limit(#[from] LimitError),
-}
-
-impl PointError {
-    /// Wraps an error of the host.
-    pub(crate) fn io(
-        operation: &'static str,
-        path: &std::path::Path,
-    ) -> impl FnOnce(io::Error) -> Self + use<> {
-        let path = path.to_owned();
-        move |source| Self::Io {
-            operation,
-            path,
-            source,
-        }
-    }
 }

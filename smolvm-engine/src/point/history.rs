@@ -6,6 +6,7 @@ use snapshot_format::limits::MAX_RECORD_BYTES;
 use snapshot_format::{CheckpointId, Lineage, LineageEntry, Point};
 
 use super::error::PointError;
+use crate::file_error::FileError;
 
 /// Name of a record's file in `records/` and `generations/`.
 pub(crate) fn record_file_name(id: &CheckpointId) -> String {
@@ -15,10 +16,10 @@ pub(crate) fn record_file_name(id: &CheckpointId) -> String {
 /// Reads and checks a record; `expected` is the id that it must have.
 pub(crate) fn read_point(path: &Path, expected: Option<CheckpointId>) -> Result<Point, PointError> {
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(PointError::io("open", path))?;
+    let file = File::open(path).map_err(FileError::at("open", path))?;
     file.take(MAX_RECORD_BYTES + 1)
         .read_to_end(&mut bytes)
-        .map_err(PointError::io("read", path))?;
+        .map_err(FileError::at("read", path))?;
     let damaged = |source| PointError::Damaged {
         path: path.to_owned(),
         source,
@@ -54,7 +55,9 @@ impl History {
             }
             let path = directory.join(record_file_name(&parent));
             match read_point(&path, Some(parent)) {
-                Err(PointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Err(PointError::Io(FileError { source, .. }))
+                    if source.kind() == io::ErrorKind::NotFound =>
+                {
                     break;
                 }
                 result => {

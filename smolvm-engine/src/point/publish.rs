@@ -11,6 +11,7 @@ use snapshot_format::Point;
 use super::checkpoint_dir::CheckpointDir;
 use super::error::PointError;
 use super::history::{History, record_file_name};
+use crate::file_error::FileError;
 use crate::phase::Phase;
 
 /// What is published.
@@ -80,7 +81,7 @@ pub(crate) fn link_record(from: &Path, to: &Path) -> Result<(), PointError> {
     if fs::hard_link(from, to).is_ok() {
         return Ok(());
     }
-    let bytes = fs::read(from).map_err(PointError::io("read", from))?;
+    let bytes = fs::read(from).map_err(FileError::at("read", from))?;
     write_synced(to, &bytes)
 }
 
@@ -88,7 +89,8 @@ fn make_directory(path: &Path) -> Result<(), PointError> {
     fs::DirBuilder::new()
         .mode(0o700)
         .create(path)
-        .map_err(PointError::io("create directory", path))
+        .map_err(FileError::at("create directory", path))?;
+    Ok(())
 }
 
 /// Writes a new file and makes its content durable.
@@ -99,17 +101,19 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), PointError> 
         .write(true)
         .mode(0o600)
         .open(path)
-        .map_err(PointError::io("create", path))?;
+        .map_err(FileError::at("create", path))?;
     file.write_all(bytes)
-        .map_err(PointError::io("write", path))?;
-    file.sync_all().map_err(PointError::io("sync", path))
+        .map_err(FileError::at("write", path))?;
+    file.sync_all().map_err(FileError::at("sync", path))?;
+    Ok(())
 }
 
 /// Makes the entries of a directory durable.
 pub(crate) fn sync_directory(path: &Path) -> Result<(), PointError> {
     fs::File::open(path)
         .and_then(|directory| directory.sync_all())
-        .map_err(PointError::io("sync directory", path))
+        .map_err(FileError::at("sync directory", path))?;
+    Ok(())
 }
 
 /// A hidden sibling of the target; removed again unless it is published. If this process is killed,
@@ -161,7 +165,7 @@ impl Staging {
                     path: target.to_owned(),
                 });
             }
-            Err(error) => return Err(PointError::io("publish", target)(error.into())),
+            Err(error) => return Err(FileError::at("publish", target)(error).into()),
         }
         let published = Published {
             target: target.to_owned(),

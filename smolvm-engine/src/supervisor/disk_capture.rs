@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use cas_store::{Capture, ChunkId, MAX_CHUNK_BYTES, PackSet, StoreError};
@@ -16,18 +15,15 @@ use thiserror::Error;
 
 use crate::chunk_base::ChunkBase;
 use crate::chunk_source::ChunkSource;
+use crate::file_error::FileError;
 use crate::image::{ImageMap, MapError};
 use crate::machine::{MachineDir, MachineFile};
 
 /// Why the disk could not be captured.
 #[derive(Debug, Error)]
 pub(crate) enum DiskCaptureError {
-    #[error("cannot read {}", path.display())]
-    Io {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
     #[error("the disk's base")]
     Map(#[from] MapError),
     #[error("a layer of the disk")]
@@ -50,7 +46,8 @@ pub(super) fn capture_disk(
     machine_packs: &PackSet,
 ) -> Result<Vec<DiskMap>, DiskCaptureError> {
     let base_path = dir.disk().join(&machine.disk.base);
-    let base = ImageMap::decode(&std::fs::read(&base_path).map_err(io_error(&base_path))?)?;
+    let base =
+        ImageMap::decode(&std::fs::read(&base_path).map_err(FileError::at("read", &base_path))?)?;
     let sealed = &machine.disk.layers[..machine.disk.layers.len() - 1];
     let layers: Result<Vec<Layer>, DiskCaptureError> = sealed
         .iter()
@@ -128,7 +125,8 @@ pub(super) fn open_disk(
 ) -> Result<LayeredDisk, DiskCaptureError> {
     let source = ChunkSource::new(&[dir.packs()], Vec::new());
     let reader = ChunkBase::new(source, base.chunks().to_vec());
-    let top = tempfile::tempfile_in(dir.disk()).map_err(io_error(&dir.disk()))?;
+    let top = tempfile::tempfile_in(dir.disk())
+        .map_err(FileError::at("create a file in", &dir.disk()))?;
     let top = Overlay::create(top, machine.spec.disk_bytes)?;
     Ok(LayeredDisk::new(
         Base::reader(Arc::new(reader)),
@@ -138,10 +136,7 @@ pub(super) fn open_disk(
 }
 
 pub(super) fn open_layer(path: &Path) -> Result<Layer, DiskCaptureError> {
-    Ok(Layer::open(File::open(path).map_err(io_error(path))?)?)
-}
-
-fn io_error(path: &Path) -> impl FnOnce(io::Error) -> DiskCaptureError + use<> {
-    let path = path.to_owned();
-    move |source| DiskCaptureError::Io { path, source }
+    Ok(Layer::open(
+        File::open(path).map_err(FileError::at("open", path))?,
+    )?)
 }

@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cas_store::{ChunkId, PackSet, StoreError};
 use snapshot_format::{CheckpointId, InvalidId};
 use thiserror::Error;
 
+use crate::file_error::FileError;
 use crate::image::{ImageMap, MapError};
 use crate::machine::{MachineDir, MachineFile, RecordedState, TEMPORARY_PREFIX};
 use crate::point::{History, PointError, chunk_ids, read_point, record_file_name};
@@ -16,13 +16,8 @@ use crate::point::{History, PointError, chunk_ids, read_point, record_file_name}
 /// Why a directory was not tidied, or not to the end.
 #[derive(Debug, Error)]
 pub(super) enum TidyError {
-    #[error("cannot {operation} {}", path.display())]
-    Io {
-        operation: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
     #[error("the id of the head is damaged")]
     Id(#[from] InvalidId),
     #[error(transparent)]
@@ -31,15 +26,6 @@ pub(super) enum TidyError {
     Map(#[from] MapError),
     #[error(transparent)]
     Store(#[from] StoreError),
-}
-
-fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TidyError + use<> {
-    let path = path.to_owned();
-    move |source| TidyError::Io {
-        operation,
-        path,
-        source,
-    }
 }
 
 /// Removes files that `machine` does not need, as far as its last run may have left some: half-written
@@ -70,7 +56,7 @@ fn tidy_files(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> 
 fn tidy_points(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> {
     let history = history(dir, machine)?;
     let base = dir.disk().join(&machine.disk.base);
-    let base = ImageMap::decode(&fs::read(&base).map_err(io_error("read", &base))?)?;
+    let base = ImageMap::decode(&fs::read(&base).map_err(FileError::at("read", &base))?)?;
     let points = history.iter().flat_map(History::points);
     let mut needed: Vec<ChunkId> = points.clone().flat_map(chunk_ids).collect();
     needed.extend(base.chunks());
@@ -92,14 +78,14 @@ fn history(dir: &MachineDir, machine: &MachineFile) -> Result<Option<History>, T
 
 /// Removes the files of a directory whose names are not kept.
 fn remove_others(directory: &Path, keep: impl Fn(&str) -> bool) -> Result<(), TidyError> {
-    let list = || io_error("list", directory);
+    let list = || FileError::at("list", directory);
     for entry in fs::read_dir(directory).map_err(list())? {
         let entry = entry.map_err(list())?;
         let kept = entry.file_name().to_str().is_none_or(&keep);
         if kept || !entry.file_type().map_err(list())?.is_file() {
             continue;
         }
-        fs::remove_file(entry.path()).map_err(io_error("remove", &entry.path()))?;
+        fs::remove_file(entry.path()).map_err(FileError::at("remove", &entry.path()))?;
         tracing::info!(path = %entry.path().display(), "a leftover was removed");
     }
     Ok(())

@@ -124,16 +124,14 @@ fn what_is_no_archive_is_called_so() {
     let place = Place::new();
     for bytes in [&b""[..], b"hello", &noise(4096), b"BZh91AY"] {
         let error = place.import("a.tar", bytes).unwrap_err();
-        let unknown = matches!(
-            error,
-            ImageError::UnknownSource { .. } | ImageError::Io { .. }
-        ) || matches!(
-            &error,
-            ImageError::Archive {
-                source: TarError::Truncated { .. },
-                ..
-            }
-        );
+        let unknown = matches!(error, ImageError::UnknownSource { .. } | ImageError::Io(_))
+            || matches!(
+                &error,
+                ImageError::Archive {
+                    source: TarError::Truncated { .. },
+                    ..
+                }
+            );
         assert!(unknown, "{error:?}");
     }
     let missing = import(&place.home(), "i", Path::new("/nonexistent/x"), &Silent).unwrap_err();

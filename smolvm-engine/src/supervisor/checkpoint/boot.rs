@@ -8,7 +8,8 @@ use snapshot_format::{Blob, BootBlobs, CheckpointId, ChunkMap, ChunkRef};
 
 use super::super::disk_capture;
 use super::Run;
-use super::error::{CheckpointError, io_error};
+use super::error::CheckpointError;
+use crate::file_error::FileError;
 use crate::machine::MachineFile;
 use crate::point::{read_point, record_file_name};
 
@@ -52,7 +53,7 @@ fn boot_ids(boot: &BootBlobs) -> Vec<ChunkId> {
 }
 
 fn put_file(capture: &Capture, path: &Path) -> Result<Blob, CheckpointError> {
-    let bytes = fs::read(path).map_err(io_error("read", path))?;
+    let bytes = fs::read(path).map_err(FileError::at("read", path))?;
     let mut chunks = ChunkMap::new();
     for chunk in bytes.chunks(cas_store::MAX_CHUNK_BYTES) {
         chunks.push(ChunkRef(capture.put(chunk)?.0));

@@ -9,9 +9,10 @@ use std::time::Duration;
 use snapshot_format::WallTime;
 
 use super::super::chunk_sink::ChunkSink;
-use super::error::{CheckpointError, io_error};
+use super::error::CheckpointError;
 use super::{CaptureState, OnProgress, Run};
 use crate::channel as socket_channel;
+use crate::file_error::FileError;
 use crate::machine::MachineFile;
 use crate::vmm::messages::{BeginCapture, CaptureEvent, CaptureRequest, ToVmm, UnitState};
 
@@ -43,7 +44,7 @@ impl Run<'_> {
             .read(true)
             .write(true)
             .open(&top_path)
-            .map_err(io_error("open", &top_path))?;
+            .map_err(FileError::at("open", &top_path))?;
         let begin = CaptureRequest::Begin(BeginCapture {
             full,
             slots: WINDOW_SLOTS,

@@ -1,8 +1,5 @@
 //! Why a machine was not saved.
 
-use std::io;
-use std::path::{Path, PathBuf};
-
 use cas_store::StoreError;
 use thiserror::Error;
 
@@ -11,6 +8,7 @@ use super::super::disk_capture::DiskCaptureError;
 use super::super::record::RecordError;
 use crate::channel::ChannelError;
 use crate::error::EngineError;
+use crate::file_error::FileError;
 use crate::machine::MachineDirError;
 use crate::point::PointError;
 
@@ -35,28 +33,10 @@ pub(crate) enum CheckpointError {
     Disk(#[from] DiskCaptureError),
     #[error(transparent)]
     Record(#[from] RecordError),
-    #[error("cannot {operation} {}", path.display())]
-    Io {
-        operation: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
     #[error(transparent)]
     Layer(#[from] Box<EngineError>),
     #[error("whoever asked for it is gone")]
     Cancelled,
-}
-
-/// An error of the host at a file.
-pub(super) fn io_error(
-    operation: &'static str,
-    path: &Path,
-) -> impl FnOnce(io::Error) -> CheckpointError + use<> {
-    let path = path.to_owned();
-    move |source| CheckpointError::Io {
-        operation,
-        path,
-        source,
-    }
 }

@@ -8,7 +8,8 @@ use snapshot_format::Point;
 
 use super::super::control::CheckpointRequest;
 use super::Run;
-use super::error::{CheckpointError, io_error};
+use super::error::CheckpointError;
+use crate::file_error::FileError;
 use crate::image::ImageMap;
 use crate::machine::{MachineDirError, MachineFile, replace_file};
 use crate::phase::Phase;
@@ -67,7 +68,7 @@ impl Run<'_> {
     /// point is published and durable: this is housekeeping and may fail.
     pub(super) fn rebase(&self, former: &MachineFile, base: &str) -> Result<(), CheckpointError> {
         let base_path = self.shared.dir.disk().join(base);
-        let map = File::open(&base_path).map_err(io_error("open", &base_path))?;
+        let map = File::open(&base_path).map_err(FileError::at("open", &base_path))?;
         self.send(CaptureRequest::End, &[map.as_fd()])?;
         match self.next()? {
             CaptureEvent::Ended => {
