@@ -22,17 +22,8 @@ pub(crate) fn long() -> bool {
     std::env::var("SMOLVM_LONG").is_ok_and(|value| value == "1")
 }
 
-/// Whether this is the emulated host, where everything takes many times as long, and not all is to be
-/// done.
-pub(crate) fn slow() -> bool {
-    std::env::var(conformance::skip::REQUIRE_KVM).is_ok_and(|value| value == "1") && !long()
-}
-
 /// Name of the folder of phases to hold at.
 const HOLDS: &str = "holds";
-
-pub(crate) const SLOW: &str =
-    "many boots, which take long here: with SMOLVM_LONG=1, or on the host itself";
 
 /// A home and a folder to work in; everything in them ends with the test.
 pub(crate) struct Bed {
@@ -47,15 +38,6 @@ impl Bed {
     /// or no prepared home.
     pub(crate) fn open(test: &str) -> Option<Self> {
         Self::open_in(test, &std::env::temp_dir())
-    }
-
-    /// A bed for what does not depend on the backend and is not done in the emulated host.
-    pub(crate) fn open_on_the_host(test: &str) -> Option<Self> {
-        if slow() {
-            conformance::skip::because(test, SLOW);
-            return None;
-        }
-        Self::open(test)
     }
 
     /// A bed in this folder.

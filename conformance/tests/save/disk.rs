@@ -131,7 +131,7 @@ fn ten_points_under_32_writes_at_a_time_hold_what_was_written() {
 #[test]
 fn layers_of_ten_captures_that_failed_are_merged_at_the_next_start() {
     let test = "layers_of_ten_captures_that_failed_are_merged_at_the_next_start";
-    let Some(bed) = Bed::open_on_the_host(test) else {
+    let Some(bed) = Bed::open(test) else {
         return;
     };
     bed.run(["machine", "create", "--name", "source"])

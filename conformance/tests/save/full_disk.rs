@@ -7,7 +7,7 @@ use std::process::Command;
 
 use smolvm_engine::{MachineState, chain};
 
-use crate::bed::{Bed, SLOW, Saved, long, slow};
+use crate::bed::{Bed, Saved, long};
 
 /// Set where this program was started again as the root of a user namespace.
 const INSIDE: &str = "SMOLVM_TEST_NAMESPACE";
@@ -20,8 +20,6 @@ pub(crate) fn in_a_namespace(module: &str, test: &str) -> bool {
     }
     if std::env::var_os("SMOLVM").is_none() {
         conformance::skip::because(test, "$SMOLVM and $SMOLVM_HOME are not set");
-    } else if slow() {
-        conformance::skip::because(test, SLOW);
     } else {
         again_in_a_namespace(module, test);
     }
@@ -70,7 +68,7 @@ fn a_full_disk_publishes_nothing_and_loses_nothing() {
     if !in_a_namespace("full_disk", test) {
         return;
     }
-    let Some(bed) = Bed::open_on_the_host(test) else {
+    let Some(bed) = Bed::open(test) else {
         return;
     };
     let small = bed.path("small");

@@ -51,7 +51,7 @@ fn nothing_is_saved_onto_or_into_what_exists() {
 
 #[test]
 fn every_subset_of_points_may_go() {
-    let Some(bed) = Bed::open_on_the_host("every_subset_of_points_may_go") else {
+    let Some(bed) = Bed::open("every_subset_of_points_may_go") else {
         return;
     };
     let files = ["1.checkpoint", "2.checkpoint", "3.checkpoint"];
@@ -213,7 +213,7 @@ fn the_history_is_limited_and_the_log_remembers() {
 
 #[test]
 fn the_thirtieth_pause_is_like_the_first() {
-    let Some(bed) = Bed::open_on_the_host("the_thirtieth_pause_is_like_the_first") else {
+    let Some(bed) = Bed::open("the_thirtieth_pause_is_like_the_first") else {
         return;
     };
     bed.boot("source", &["--mem", "256M"]);

@@ -83,7 +83,7 @@ pub(crate) fn hidden(bed: &Bed) -> Vec<String> {
 
 #[test]
 fn kills_during_a_capture_lose_nothing() {
-    let Some(bed) = Bed::open_on_the_host("kills_during_a_capture_lose_nothing") else {
+    let Some(bed) = Bed::open("kills_during_a_capture_lose_nothing") else {
         return;
     };
     bed.boot("source", &["--mem", "256M"]);
@@ -176,8 +176,7 @@ fn kills_during_a_capture_lose_nothing() {
 
 #[test]
 fn kills_during_a_restore_leave_a_machine_that_works() {
-    let Some(bed) = Bed::open_on_the_host("kills_during_a_restore_leave_a_machine_that_works")
-    else {
+    let Some(bed) = Bed::open("kills_during_a_restore_leave_a_machine_that_works") else {
         return;
     };
     bed.boot("source", &["--mem", "256M"]);

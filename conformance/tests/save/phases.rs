@@ -68,8 +68,7 @@ pub(crate) fn start(bed: &Bed, name: &str, context: &str) {
 
 #[test]
 fn a_kill_at_any_phase_of_a_checkpoint_loses_nothing() {
-    let Some(bed) = Bed::open_on_the_host("a_kill_at_any_phase_of_a_checkpoint_loses_nothing")
-    else {
+    let Some(bed) = Bed::open("a_kill_at_any_phase_of_a_checkpoint_loses_nothing") else {
         return;
     };
     bed.run(["machine", "create", "--name", "source", "--mem", "256M"])
@@ -211,7 +210,7 @@ pub(crate) fn check_machine(bed: &Bed, name: &str, context: &str) {
 
 /// A bed with a point of a machine that is deleted, and what its identity was.
 fn bed_with_point(test: &str) -> Option<(Bed, String)> {
-    let bed = Bed::open_on_the_host(test)?;
+    let bed = Bed::open(test)?;
     bed.boot("source", &["--mem", "256M"]);
     bed.sh(
         "source",

@@ -15,7 +15,7 @@ use crate::killed::wait_end;
 
 /// A bed with one checkpoint, `good.checkpoint`, and no machine.
 fn bed_with_point(test: &str) -> Option<Bed> {
-    let bed = Bed::open_on_the_host(test)?;
+    let bed = Bed::open(test)?;
     bed.boot("source", &["--mem", "256M"]);
     bed.save("source", "good.checkpoint");
     bed.delete("source");

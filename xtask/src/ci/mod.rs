@@ -15,10 +15,7 @@ use crate::cargo::{self, Workspace};
 use crate::error::{Error, Result};
 use crate::output;
 use crate::totals::Totals;
-use crate::vmtest::{self, Outcome};
-
-/// Variable by which tests know that they may take long and be thorough.
-pub const LONG: &str = "SMOLVM_LONG";
+use crate::vmtest::{self, LONG, Outcome};
 
 /// A step that hangs is ended after this time.
 const STEP_LIMIT_SECONDS: u32 = 30 * 60;
@@ -84,13 +81,13 @@ const STEPS: &[Step] = &[
         name: "vmtest",
         // Some end-to-end tests take minutes each on doubly emulated processors.
         run: |_, options| match options.long {
-            true => emulated(options, &["--timeout=21600", "--job-timeout=7200"]),
-            false => emulated(options, &["--short"]),
+            true => emulated(&["--timeout=21600", "--job-timeout=7200"]),
+            false => emulated(&["--short"]),
         },
     },
     Step {
         name: "vmtest-one-cpu",
-        run: |_, options| emulated(options, &["--cpus=1", "-p=kvm-backend", "clock"]),
+        run: |_, _| emulated(&["--cpus=1", "-p=kvm-backend", "clock"]),
     },
     Step {
         name: "software-cpu",
@@ -182,8 +179,8 @@ fn harness(workspace: &Workspace, options: &Options, arguments: &[&str]) -> Resu
 }
 
 /// A step in the emulated host.
-fn emulated(options: &Options, arguments: &[&str]) -> Result<Totals> {
-    match vmtest::run(&vmtest::Options::of(arguments, options.environment()))? {
+fn emulated(arguments: &[&str]) -> Result<Totals> {
+    match vmtest::run(&vmtest::Options::of(arguments))? {
         Outcome::Tests(totals) => Ok(totals),
         Outcome::Code(code) => Err(Error::Failed(format!("vmtest ended with {code}, which"))),
     }

@@ -33,6 +33,9 @@ use qemu::{Disk, Emulator, Ending, Verdict};
 use report::{Kind, Reader, Shown};
 use select::{Account, Item};
 
+/// Variable by which tests know that they may take long and be thorough.
+pub const LONG: &str = "SMOLVM_LONG";
+
 /// Size of the data disk; the file is sparse.
 const DATA_SIZE_BYTES: u64 = 16 << 30;
 
@@ -81,29 +84,22 @@ pub struct Options {
     /// Print the emulated host's serial console at the end
     #[arg(short, long)]
     verbose: bool,
-    /// Variables for what runs inside, besides the usual ones.
-    #[arg(skip)]
-    environment: &'static [(&'static str, &'static str)],
 }
 
 impl Options {
-    /// The options that these arguments mean, with variables for what runs inside.
+    /// The options that these arguments mean.
     ///
     /// # Panics
     ///
     /// If the arguments are not valid: they are written in this program.
-    pub fn of(arguments: &[&str], environment: &'static [(&'static str, &'static str)]) -> Self {
+    pub fn of(arguments: &[&str]) -> Self {
         #[derive(clap::Parser)]
         #[command(no_binary_name = true)]
         struct Line {
             #[command(flatten)]
             options: Options,
         }
-        let line = <Line as clap::Parser>::parse_from(arguments);
-        Self {
-            environment,
-            ..line.options
-        }
+        <Line as clap::Parser>::parse_from(arguments).options
     }
 }
 
@@ -218,7 +214,7 @@ impl Host {
             ("token", &token),
             ("shell", "no"),
             ("job_timeout", &options.job_timeout.to_string()),
-            ("variables", &variables(options)),
+            ("variables", &variables()),
         ])?;
         let jobs = payload
             .jobs
@@ -297,7 +293,7 @@ impl Host {
         payload.settings(&[
             ("shell", "yes"),
             ("first", first),
-            ("variables", &variables(options)),
+            ("variables", &variables()),
             ("rows", &rows.to_string()),
             ("columns", &columns.to_string()),
             (
@@ -338,13 +334,9 @@ fn problem(problem: &str, console: &str) -> Error {
     }
 }
 
-/// Words `NAME=VALUE` for `inside.sh`.
-fn variables(options: &Options) -> String {
-    let words = options
-        .environment
-        .iter()
-        .map(|(name, value)| format!("{name}={value}"));
-    words.collect::<Vec<_>>().join(" ")
+/// Words `NAME=VALUE` for `inside.sh`: of this program's environment, what tests look at.
+fn variables() -> String {
+    std::env::var(LONG).map_or_else(|_| String::new(), |value| format!("{LONG}={value}"))
 }
 
 fn show(parts: Vec<Shown>) {

@@ -44,10 +44,9 @@ impl Host {
         let (mine, stream) = UnixStream::pair().unwrap();
         mine.set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
-        self.dials
-            .lock()
-            .unwrap()
-            .push_back(VsockDial { port, stream });
+        // Under one lock, so that the device never finds the dial before its byte.
+        let mut dials = self.dials.lock().unwrap();
+        dials.push_back(VsockDial { port, stream });
         (&self.wake.0).write_all(&[1]).unwrap();
         mine
     }
