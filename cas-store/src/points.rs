@@ -79,7 +79,10 @@ impl Store {
         let written = self.write_line(id, &line);
         if written.is_err() && !was_there {
             // A point that was not saved must not be found. The error to report is the first one.
-            let _ = self.inner.backend().remove(&points.join(&name));
+            let path = points.join(&name);
+            if let Err(error) = self.inner.backend().remove(&path) {
+                tracing::warn!(path = %path.display(), %error, "the record of a point that was not saved is left behind");
+            }
         }
         written
     }

@@ -71,7 +71,9 @@ impl After {
     pub(crate) fn run(self, agent: &Agent) {
         if let Self::End { end, grace } = self {
             agent.log(end.announcement());
-            power::end_machine(end, grace);
+            if let Err(error) = power::end_machine(end, grace) {
+                agent.log(&format!("the kernel does not end the machine: {error}"));
+            }
         }
     }
 }

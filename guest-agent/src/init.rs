@@ -96,9 +96,11 @@ pub fn run() -> ! {
     };
     console::say(&format!("fatal: {}", chain(&failure)));
     std::thread::sleep(FAREWELL);
-    end_machine(End::PowerOff, Duration::ZERO);
+    if let Err(error) = end_machine(End::PowerOff, Duration::ZERO) {
+        console::say(&format!("the kernel does not power off: {error}"));
+    }
     loop {
-        // The kernel refused to power off: stay, as PID 1 must.
+        // Stay, as PID 1 must.
         std::thread::sleep(Duration::from_secs(3600));
     }
 }

@@ -33,7 +33,7 @@ impl End {
 /// Ends every process but the agent, writes the file systems, and powers off or reboots.
 ///
 /// Processes have `grace` between SIGTERM and SIGKILL. Returns only if the kernel refuses.
-pub(crate) fn end_machine(end: End, grace: Duration) {
+pub(crate) fn end_machine(end: End, grace: Duration) -> rustix::io::Result<()> {
     signal::everyone(libc::SIGTERM);
     signal::everyone(libc::SIGCONT);
     let until = Instant::now() + grace;
@@ -48,8 +48,7 @@ pub(crate) fn end_machine(end: End, grace: Duration) {
         End::PowerOff => RebootCommand::PowerOff,
         End::Reboot => RebootCommand::Restart,
     };
-    // Nothing can be done about a kernel that stays.
-    let _ = reboot(command);
+    reboot(command)
 }
 
 /// Whether any process is left that SIGTERM was meant for: not PID 1, not this one, no kernel

@@ -44,7 +44,9 @@ pub(super) fn run() -> Result<Infallible, InitError> {
     ])
     .map_err(InitError::system("block signals"))?;
     // Ctrl-Alt-Del comes as SIGINT instead of an immediate reboot.
-    let _ = rustix::system::reboot(rustix::system::RebootCommand::CadOff);
+    if let Err(error) = rustix::system::reboot(rustix::system::RebootCommand::CadOff) {
+        console::say(&format!("Ctrl-Alt-Del reboots at once: {error}"));
+    }
     let mut agent = Keeper {
         signals: &signals,
         pid: None,
@@ -56,7 +58,9 @@ pub(super) fn run() -> Result<Infallible, InitError> {
         reap(&mut agent);
         if let Some(end) = taken.and_then(end_for) {
             console::say(end.announcement());
-            end_machine(end, GRACE);
+            if let Err(error) = end_machine(end, GRACE) {
+                console::say(&format!("the kernel does not end the machine: {error}"));
+            }
         }
     }
 }

@@ -39,8 +39,13 @@ pub fn fetch_debian(dir: &Path, progress: &dyn Progress) -> Result<PathBuf, Kern
     })?;
     run("apt-get", &["download", "--quiet", &package], dir, &package)?;
     let entries = std::fs::read_dir(dir).map_err(FileError::at("list", dir))?;
-    let mut files = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let file = files.find(|path| path.extension().is_some_and(|end| end == "deb"));
+    let mut file = None;
+    for entry in entries {
+        let path = entry.map_err(FileError::at("list", dir))?.path();
+        if path.extension().is_some_and(|end| end == "deb") {
+            file = Some(path);
+        }
+    }
     let message = "apt-get download left no file".into();
     let file = file.ok_or(KernelError::Fetch { package, message })?;
     phase.advance(file.metadata().map_or(0, |metadata| metadata.len()));

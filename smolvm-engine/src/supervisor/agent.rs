@@ -12,7 +12,7 @@ use agent_protocol::client::{ClientError, Connection};
 use thiserror::Error;
 
 use crate::channel::{self, ChannelError};
-use crate::error::sources;
+use crate::error::{chain, sources};
 
 /// Pause between two attempts to reach an agent that does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -149,10 +149,13 @@ impl AgentDialer {
             let left = deadline.saturating_duration_since(attempt).max(RETRY_PAUSE);
             let stream = self.dial()?;
             stream.set_read_timeout(Some(hello_timeout.min(left)))?;
-            if let Ok(connection) = Connection::open(stream.try_clone()?, stream.try_clone()?) {
-                stream.set_read_timeout(Some(call_timeout))?;
-                return Ok(connection);
-            }
+            let failed = match Connection::open(stream.try_clone()?, stream.try_clone()?) {
+                Ok(connection) => {
+                    stream.set_read_timeout(Some(call_timeout))?;
+                    return Ok(connection);
+                }
+                Err(error) => error,
+            };
             let now = Instant::now();
             let next = sign_of_life();
             if next != sign {
@@ -160,6 +163,7 @@ impl AgentDialer {
             }
             let silent = now >= silent_since + patience.silence;
             if silent || now >= begin + patience.at_most {
+                tracing::warn!(error = %chain(&failed), "the last attempt to reach the agent");
                 return Err(AgentError::Silent(now - begin));
             }
             if now - attempt >= hello_timeout {

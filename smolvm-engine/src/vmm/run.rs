@@ -85,7 +85,11 @@ fn read_requests(socket: &UnixStream, inbox: &Sender<Input>) {
     loop {
         let input = match socket_channel::receive(socket) {
             Ok(received) => Input::Request(received.message, received.descriptors),
-            Err(_) => Input::SupervisorGone,
+            Err(ChannelError::Closed) => Input::SupervisorGone,
+            Err(error) => {
+                tracing::error!(error = %chain(&error), "nothing more can be heard of the supervisor");
+                Input::SupervisorGone
+            }
         };
         let last = matches!(input, Input::SupervisorGone);
         if inbox.send(input).is_err() || last {

@@ -106,7 +106,11 @@ fn supported_cpuid() -> CpuidTable {
     let everything = CpuidTable::new(entries);
     match vmm_core::x86::build_profile(CpuProfile::V2, &everything) {
         Ok((table, _)) => table,
-        Err(_) => CpuidTable::default(),
+        Err(error) => {
+            // No profile will fit then, and machines are refused.
+            tracing::error!(%error, "the software CPU's own CPUID does not fit its profile");
+            CpuidTable::default()
+        }
     }
 }
 

@@ -88,6 +88,7 @@ impl VcpuThread {
         let (bound, is_bound) = channel();
         let body = move || match binder.bind() {
             Ok(vcpu) => {
+                // Whoever starts the thread waits for this answer.
                 let _ = bound.send(Ok(()));
                 Body {
                     index,

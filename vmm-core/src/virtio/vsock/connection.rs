@@ -190,12 +190,13 @@ impl Connection {
         if self.guest_shut & SHUTDOWN_RECEIVE != 0 && !self.host_sends_no_more {
             self.host_sends_no_more = true;
             self.to_guest.clear();
+            // The host's end may be gone already.
             let _ = self.stream.shutdown(Shutdown::Read);
         }
         let ended = self.guest_gone || self.guest_shut & SHUTDOWN_SEND != 0;
         if ended && self.to_host.is_empty() && !self.host_was_told_end {
             self.host_was_told_end = true;
-            // The host's end may be gone already.
+            // As above.
             let _ = self.stream.shutdown(Shutdown::Write);
         }
     }
