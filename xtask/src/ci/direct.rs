@@ -11,22 +11,13 @@ use crate::error::{Error, Result};
 use crate::totals::{HarnessCounter, Totals};
 use crate::vmtest::report::Kind;
 use crate::vmtest::select::{self, Account, Item};
+use crate::vmtest::tags::Long;
 use crate::vmtest::{Host, home};
 use crate::{cache, output, process};
 
 /// One executable or script that hangs is ended after this time, with `--long` after the other.
 const JOB_LIMIT_SECONDS: u32 = 900;
 const LONG_JOB_LIMIT_SECONDS: u32 = 3600;
-
-/// Many guests or much work each: minutes, so with `--long` only.
-const LONG_ITEMS: &[&str] = &[
-    "conformance::save",
-    "smolvm-cli::script::dev-tools",
-    "smolvm-cli::script::many-cpus",
-    "smolvm-cli::script::python-suite",
-    "smolvm-cli::script::ten-boots",
-    "smolvm-cli::script::vcpus",
-];
 
 /// Debian's account that owns nothing; tests run as it where this program is root.
 const NOBODY: &str = "65534";
@@ -77,7 +68,7 @@ pub fn end_to_end(workspace: &Workspace, options: &Options) -> Result<Totals> {
     let items: Vec<Item> = select::select(workspace, &[], None)?
         .into_iter()
         .filter(|item| item.smolvm && item.account != Account::Root)
-        .filter(|item| options.long || !LONG_ITEMS.contains(&item.name.as_str()))
+        .filter(|item| options.long || item.long != Long::Everywhere)
         .collect();
     let mut totals = Totals::default();
     if items.is_empty() {

@@ -179,6 +179,7 @@ fn check_libraries(executable: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vmtest::tags::Long;
 
     #[test]
     fn filters_and_names_reach_the_shell_whole() {
@@ -190,7 +191,7 @@ mod tests {
             kind: Kind::Harness,
             account: Account::Root,
             smolvm: false,
-            long: false,
+            long: Long::Nowhere,
         };
         payload.add(&item, Some("it's $HOME")).unwrap();
         let job = &payload.jobs[0];

@@ -32,6 +32,7 @@ use kernel::Kernel;
 use qemu::{Disk, Emulator, Ending, Verdict};
 use report::{Kind, Reader, Shown};
 use select::{Account, Item};
+use tags::Long;
 
 /// Variable by which tests know that they may take long and be thorough.
 pub const LONG: &str = "SMOLVM_LONG";
@@ -134,7 +135,7 @@ pub fn run(options: &Options) -> Result<Outcome> {
     } else {
         let filter = options.filter.as_deref();
         let mut items = select::select(&workspace, &options.packages, filter)?;
-        items.retain(|item| !(options.short && item.long));
+        items.retain(|item| !(options.short && item.long != Long::Nowhere));
         for item in &items {
             payload.add(item, filter)?;
         }
@@ -171,7 +172,7 @@ fn script_item(script: &Path) -> Item {
         kind: Kind::Script,
         account: Account::User,
         smolvm: true,
-        long: false,
+        long: Long::Nowhere,
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::report::Kind;
-use super::tags::{self, Tagged};
+use super::tags::{self, Long, Tagged};
 use crate::cargo::{self, TestExecutable, Workspace};
 use crate::error::{Error, Result};
 
@@ -32,8 +32,8 @@ pub struct Item {
     pub account: Account,
     /// Whether it needs `$SMOLVM` and a prepared `$SMOLVM_HOME`.
     pub smolvm: bool,
-    /// Whether it takes minutes in the emulated host.
-    pub long: bool,
+    /// Where it takes minutes.
+    pub long: Long,
 }
 
 /// Builds and lists what the tagged packages (or those of them that are named) run; scripts are
@@ -92,14 +92,10 @@ fn add_tests(found: &Tagged<'_>, executable: &TestExecutable, items: &mut Vec<It
                 kind: Kind::Harness,
                 account,
                 smolvm: found.section.smolvm,
-                long: is_long(found, target),
+                long: found.section.long(target),
             });
         }
     }
-}
-
-fn is_long(found: &Tagged<'_>, name: &str) -> bool {
-    found.section.long.iter().any(|listed| listed == name)
 }
 
 fn add_scripts(
@@ -132,7 +128,7 @@ fn add_scripts(
                 kind: Kind::Script,
                 account,
                 smolvm: found.section.smolvm,
-                long: is_long(found, &stem),
+                long: found.section.long(&stem),
             });
         }
     }

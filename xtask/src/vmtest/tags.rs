@@ -6,7 +6,8 @@
 //! root-tests = ["smoke"]           # those that run as root
 //! scripts = "tests/scenarios"      # a folder of shell scripts, each one test
 //! scripts-without-kvm = "tests/x"  # the same, run by a user who may not open /dev/kvm
-//! long = ["save"]                  # tests and scripts that --short leaves out
+//! long = ["killed"]                # tests and scripts that take minutes in the emulated host
+//! long-everywhere = ["save"]       # those that take minutes on this host itself, too
 //! smolvm = true                    # needs the binary, a kernel and the image `debian`
 //! ```
 
@@ -31,8 +32,33 @@ pub struct Section {
     pub scripts_without_kvm: Option<PathBuf>,
     /// Names of tests and scripts that take minutes there.
     pub long: Vec<String>,
+    /// Names of those that take minutes on this host itself, too.
+    pub long_everywhere: Vec<String>,
     /// Whether `$SMOLVM` and a prepared `$SMOLVM_HOME` are needed.
     pub smolvm: bool,
+}
+
+/// Where a test or a script takes minutes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Long {
+    /// Nowhere.
+    Nowhere,
+    /// In the emulated host.
+    Emulated,
+    /// There, and on this host itself.
+    Everywhere,
+}
+
+impl Section {
+    /// Where the test or script of this name takes minutes.
+    pub fn long(&self, name: &str) -> Long {
+        let has = |list: &[String]| list.iter().any(|listed| listed == name);
+        match (has(&self.long_everywhere), has(&self.long)) {
+            (true, _) => Long::Everywhere,
+            (false, true) => Long::Emulated,
+            (false, false) => Long::Nowhere,
+        }
+    }
 }
 
 /// A package with its section.
@@ -79,12 +105,15 @@ fn section(package: &Package) -> Result<Option<Section>> {
             return Err(problem(format!("no test target {name}")));
         }
     }
-    if let Some(name) = section
-        .long
-        .iter()
-        .find(|name| !names(package, &section, name))
-    {
-        return Err(problem(format!("`long` has {name}, no test and no script")));
+    for (list, listed) in [
+        ("long", &section.long),
+        ("long-everywhere", &section.long_everywhere),
+    ] {
+        if let Some(name) = listed.iter().find(|name| !names(package, &section, name)) {
+            return Err(problem(format!(
+                "`{list}` has {name}, no test and no script"
+            )));
+        }
     }
     Ok(Some(section))
 }
@@ -116,5 +145,17 @@ mod tests {
         assert!(names(found.package, &found.section, "agent-loop"));
         assert!(names(found.package, &found.section, "permission"));
         assert!(!names(found.package, &found.section, "agent-lop"));
+    }
+
+    #[test]
+    fn what_is_long_on_this_host_is_long_in_the_emulated_one() {
+        let section = Section {
+            long: vec!["there".to_owned()],
+            long_everywhere: vec!["both".to_owned()],
+            ..Section::default()
+        };
+        assert_eq!(section.long("there"), Long::Emulated);
+        assert_eq!(section.long("both"), Long::Everywhere);
+        assert_eq!(section.long("neither"), Long::Nowhere);
     }
 }
