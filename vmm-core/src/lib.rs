@@ -30,6 +30,7 @@ pub mod tracker;
 pub mod unit;
 pub mod virtio;
 pub mod vmgenid;
+mod warn_limit;
 pub mod x86;
 
 pub use gpa::{Gpa, VcpuIndex};

@@ -10,6 +10,7 @@ use super::pace::Pace;
 use super::segments::{ChainError, Segments};
 use crate::irq::IrqLine;
 use crate::ram::GuestRam;
+use crate::warn_limit::WarnLimit;
 
 /// Device status bit: the driver is ready.
 pub(super) const STATUS_DRIVER_OK: u32 = 4;
@@ -39,6 +40,7 @@ pub struct DeviceIo {
     pub(super) config_generation: AtomicU32,
     /// Low and high half of the accepted features.
     accepted: [AtomicU32; 2],
+    warnings: WarnLimit,
 }
 
 struct IrqHandle(Arc<dyn IrqLine>);
@@ -95,6 +97,7 @@ impl DeviceIo {
             interrupt_status: AtomicU32::new(0),
             config_generation: AtomicU32::new(0),
             accepted: [AtomicU32::new(0), AtomicU32::new(0)],
+            warnings: WarnLimit::default(),
         }
     }
 
@@ -273,7 +276,12 @@ impl DeviceIo {
     pub fn fail(&self) {
         let before = self.status.fetch_or(STATUS_NEEDS_RESET, Ordering::AcqRel);
         if before & STATUS_NEEDS_RESET == 0 {
-            tracing::warn!("virtio driver broke its rings; device needs a reset");
+            if let Some(left_out) = self.warnings.admit() {
+                tracing::warn!(
+                    left_out,
+                    "virtio driver broke its rings; device needs a reset"
+                );
+            }
             self.interrupt(INTERRUPT_CONFIG);
         }
     }

@@ -18,7 +18,8 @@
 //!
 //! The driver is hostile: bad ring or buffer addresses, loops, over-long chains and register writes
 //! in the wrong order make the device ask for a reset (`DEVICE_NEEDS_RESET`), fail the request or are
-//! ignored.
+//! ignored. A device warns of that at most once per second. The crate `virtio-queue` complains each time,
+//! by `log`: a program that takes records of that crate in lets its guests fill the log.
 //!
 //! # Deterministic machines
 //!
@@ -73,7 +74,6 @@ pub mod slots;
 mod state;
 mod vsock;
 mod waker;
-mod warn_limit;
 
 pub use balloon::{Balloon, BalloonStats};
 pub use blk::{Blk, BlkError, MAX_ID_BYTES};

@@ -9,6 +9,7 @@ use snapshot_format::fields::{FieldReader, FieldWriter};
 use super::device::{DeviceError, VirtioDevice};
 use super::io::{DeviceIo, Taken};
 use super::mmio::lock;
+use crate::warn_limit::WarnLimit;
 
 /// Device type.
 const DEVICE_ID: u32 = 4;
@@ -21,6 +22,7 @@ const MAX_REQUEST_BYTES: u64 = 4096;
 /// so two copies of a machine never get the same.
 pub struct Rng {
     source: Mutex<Box<dyn Read + Send>>,
+    warnings: WarnLimit,
 }
 
 impl Rng {
@@ -39,6 +41,7 @@ impl Rng {
     pub fn from_source(source: Box<dyn Read + Send>) -> Self {
         Self {
             source: Mutex::new(source),
+            warnings: WarnLimit::default(),
         }
     }
 
@@ -48,8 +51,10 @@ impl Rng {
                 let wanted = buffers.writable.bytes().min(MAX_REQUEST_BYTES) as usize;
                 let mut data = vec![0; wanted];
                 let filled = lock(&self.source).read_exact(&mut data);
-                if let Err(error) = &filled {
-                    tracing::error!(%error, "no random numbers from the host");
+                if let Err(error) = &filled
+                    && let Some(left_out) = self.warnings.admit()
+                {
+                    tracing::error!(%error, left_out, "no random numbers from the host");
                 }
                 // Nothing is given rather than something that is not random.
                 let given = filled.is_ok() && buffers.writable.write(io.ram(), 0, &data).is_ok();

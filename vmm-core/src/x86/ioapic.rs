@@ -9,9 +9,10 @@ use snapshot_format::StateRecord;
 use snapshot_format::fields::{FieldReader, FieldWriter};
 
 use crate::bus::BusDevice;
-use crate::hypervisor::Vm;
+use crate::hypervisor::{HypervisorError, Vm};
 use crate::irq::{Gsi, IrqLine, MsiMessage};
 use crate::unit::{StateUnit, UnitError, expect_record};
+use crate::warn_limit::WarnLimit;
 
 /// Number of inputs.
 pub const IOAPIC_PINS: usize = 24;
@@ -39,6 +40,7 @@ const STATE_VERSION: u32 = 1;
 pub struct Ioapic {
     vm: Arc<dyn Vm>,
     registers: Mutex<Registers>,
+    warnings: WarnLimit,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +64,7 @@ impl Ioapic {
         Arc::new(Self {
             vm,
             registers: Mutex::new(registers),
+            warnings: WarnLimit::default(),
         })
     }
 
@@ -130,7 +133,14 @@ impl Ioapic {
         if let Some(msi) = self.vm.msi()
             && let Err(error) = msi.deliver(message)
         {
-            tracing::warn!(pin, %error, "interrupt not delivered");
+            self.warn(&error, "interrupt not delivered");
+        }
+    }
+
+    /// The guest writes the entries, so it may cause what is told here at any rate.
+    fn warn(&self, error: &HypervisorError, what: &'static str) {
+        if let Some(left_out) = self.warnings.admit() {
+            tracing::warn!(%error, left_out, "{what}");
         }
     }
 
@@ -158,7 +168,10 @@ impl Ioapic {
         if let Some(msi) = self.vm.msi()
             && let Err(error) = msi.watch_level_messages(&messages)
         {
-            tracing::warn!(%error, "ends of level-triggered interrupts are not reported");
+            self.warn(
+                &error,
+                "ends of level-triggered interrupts are not reported",
+            );
         }
     }
 
@@ -303,8 +316,8 @@ impl IrqLine for Pin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hypervisor::HypervisorError;
     use crate::irq::MsiSink;
+    use crate::warn_limit::testing::assert_limited;
 
     #[derive(Default)]
     struct Sink(Mutex<Vec<MsiMessage>>);
@@ -352,6 +365,41 @@ mod tests {
         };
         assert_eq!(*sink.0.lock().unwrap(), [message, message]);
         assert!(ioapic.line(Gsi(24)).is_none());
+    }
+
+    struct Broken;
+
+    impl MsiSink for Broken {
+        fn deliver(&self, _: MsiMessage) -> Result<(), HypervisorError> {
+            Err(broken())
+        }
+
+        fn watch_level_messages(&self, _: &[Option<MsiMessage>]) -> Result<(), HypervisorError> {
+            Err(broken())
+        }
+    }
+
+    impl Vm for Broken {
+        fn msi(&self) -> Option<&dyn MsiSink> {
+            Some(self)
+        }
+    }
+
+    fn broken() -> HypervisorError {
+        HypervisorError::Host {
+            operation: "delivering an interrupt",
+            source: std::io::Error::other("no such destination"),
+        }
+    }
+
+    #[test]
+    fn a_guest_whose_interrupts_fail_does_not_fill_the_log() {
+        let ioapic = Ioapic::new(Arc::new(Broken));
+        let line = ioapic.line(Gsi(5)).unwrap();
+        assert_limited(|| {
+            write(&ioapic, 0x10 + 10, 0x31);
+            line.pulse();
+        });
     }
 
     #[test]

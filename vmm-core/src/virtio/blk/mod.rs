@@ -13,8 +13,8 @@ use self::request::{Outcome, Request, SECTOR_BYTES};
 use super::device::{DeviceError, VirtioDevice, read_config_bytes};
 use super::io::{DeviceIo, Taken};
 use super::mmio::lock;
-use super::warn_limit::WarnLimit;
 use crate::host_side::BlockBackend;
+use crate::warn_limit::WarnLimit;
 
 /// Longest serial number of a disk in bytes (`VIRTIO_BLK_T_GET_ID`).
 pub const MAX_ID_BYTES: usize = 20;

@@ -4,6 +4,7 @@ use super::*;
 use crate::testing::{Driver, MemoryDisk, TestIrq, test_ram};
 use crate::unit::StateUnit;
 use crate::virtio::Blk;
+use crate::warn_limit::testing::assert_limited;
 
 fn slot_and(ram: &GuestRam, irq: &Arc<TestIrq>, disk: Arc<MemoryDisk>) -> Arc<VirtioMmio> {
     let blk = Arc::new(Blk::new(disk, "disk").unwrap());
@@ -65,9 +66,8 @@ fn a_running_queue_cannot_be_moved() {
     assert_eq!(slot.save().unwrap(), before);
 }
 
-#[test]
-fn rings_outside_of_memory_need_a_reset() {
-    let (slot, ram, irq) = bare();
+/// A driver that starts the device with a ring outside of memory.
+fn start_outside_of_memory(slot: &VirtioMmio) {
     slot.write_register(reg::STATUS, 3);
     slot.write_register(reg::DRIVER_FEATURES_SEL, 1);
     slot.write_register(reg::DRIVER_FEATURES, 1);
@@ -76,7 +76,22 @@ fn rings_outside_of_memory_need_a_reset() {
     slot.write_register(reg::QUEUE_READY, 1);
     slot.write_register(reg::STATUS, 15);
     assert_eq!(slot.read_register(reg::STATUS), 15 | STATUS_NEEDS_RESET);
+}
+
+#[test]
+fn rings_outside_of_memory_need_a_reset() {
+    let (slot, ram, irq) = bare();
+    start_outside_of_memory(&slot);
     assert!(Driver::start(slot, ram, irq, 1, u64::MAX).is_some());
+}
+
+#[test]
+fn a_driver_that_breaks_its_rings_again_and_again_does_not_fill_the_log() {
+    let (slot, _, _) = bare();
+    assert_limited(|| {
+        slot.write_register(reg::STATUS, 0);
+        start_outside_of_memory(&slot);
+    });
 }
 
 #[test]

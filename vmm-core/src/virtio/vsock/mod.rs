@@ -19,6 +19,7 @@ use super::device::{DeviceError, VirtioDevice, read_config_bytes};
 use super::io::DeviceIo;
 use super::mmio::lock;
 use crate::host_side::VsockBackend;
+use crate::warn_limit::WarnLimit;
 
 /// Device type.
 const DEVICE_ID: u32 = 19;
@@ -64,6 +65,7 @@ pub struct Vsock {
     first_port: Option<u32>,
     state: Mutex<State>,
     io: OnceLock<Weak<DeviceIo>>,
+    warnings: WarnLimit,
 }
 
 #[derive(Debug)]
@@ -115,6 +117,7 @@ impl Vsock {
                 reset: ResetEvent::None,
             }),
             io: OnceLock::new(),
+            warnings: WarnLimit::default(),
         })
     }
 
@@ -170,14 +173,23 @@ impl Vsock {
 
     fn take_dials(&self, table: &mut Table, now: Duration) {
         while table.has_room() {
-            match self.backend.next_dial() {
+            let dialled = match self.backend.next_dial() {
                 Ok(Some(dial)) => table.dial(dial, now),
                 Ok(None) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "vsock dial failed");
+                    self.warn_of_dial(&error);
                     break;
                 }
+            };
+            if let Err(error) = dialled {
+                self.warn_of_dial(&error);
             }
+        }
+    }
+
+    fn warn_of_dial(&self, error: &io::Error) {
+        if let Some(left_out) = self.warnings.admit() {
+            tracing::warn!(%error, left_out, "vsock dial failed");
         }
     }
 

@@ -16,6 +16,7 @@ use super::{RX, TX};
 use crate::host_side::{VsockBackend, VsockDial};
 use crate::ram::GuestRam;
 use crate::virtio::io::{DeviceIo, Taken};
+use std::io;
 
 /// Most connections at a time.
 const MAX_CONNECTIONS: usize = 512;
@@ -98,7 +99,10 @@ impl Table {
     }
 
     /// Begins a connection to the guest.
-    pub(super) fn dial(&mut self, dial: VsockDial, now: Duration) {
+    ///
+    /// # Errors
+    /// The socket cannot be used.
+    pub(super) fn dial(&mut self, dial: VsockDial, now: Duration) -> io::Result<()> {
         let mut key = Key {
             host_port: self.next_host_port,
             guest_port: dial.port,
@@ -107,12 +111,9 @@ impl Table {
             key.host_port = next_port(key.host_port);
         }
         self.next_host_port = next_port(key.host_port);
-        match Connection::dial(dial.stream, now + DIAL_TIMEOUT) {
-            Ok(connection) => {
-                self.connections.insert(key, connection);
-            }
-            Err(error) => tracing::warn!(%error, "vsock dial with an unusable socket"),
-        }
+        let connection = Connection::dial(dial.stream, now + DIAL_TIMEOUT)?;
+        self.connections.insert(key, connection);
+        Ok(())
     }
 
     /// A socket has something to read, has room, or was closed by the host.
