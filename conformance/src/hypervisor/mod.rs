@@ -75,7 +75,7 @@ macro_rules! hypervisor_suite {
                 vcpus_interrupt_each_other,
                 locked_operations_are_atomic,
                 a_waiting_vcpu_is_saved,
-                sixteen_vcpus_are_started,
+                all_vcpus_are_started,
             }
             exceptions {
                 a_division_by_zero,

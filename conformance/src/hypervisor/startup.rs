@@ -4,25 +4,28 @@ use std::sync::Barrier;
 use std::thread;
 
 use vmm_core::hypervisor::{Hypervisor, VcpuBinder, VcpuStop};
-use vmm_core::x86::{MpState, X86VcpuState};
+use vmm_core::x86::{MAX_VCPUS, MpState, X86VcpuState};
 
 use crate::guest::{TestVcpu, TestVm, start};
 
 /// Where the second vCPU's code lies: the page that its start-up message names, or for long mode.
 const SECOND_CODE: u64 = 0x4000;
 
+/// Sends INIT and start-up, waits until as many vCPUs as ECX says have counted themselves at 0x8000,
+/// reports the code segment and the ids that they left at 0x800c and 0x8004, and lets them end. What
+/// it sends where is in EDX, EDI and ESI.
 #[rustfmt::skip]
 const STARTS: &[u8] = &[
     0xbb, 0x00, 0x00, 0xe0, 0xfe, // mov ebx,0xfee00000
     0xc7, 0x83, 0xf0, 0x00, 0x00, 0x00, 0xff, 0x01, 0x00, 0x00, // mov DWORD PTR [rbx+0xf0],0x1ff
-    0xc7, 0x83, 0x10, 0x03, 0x00, 0x00, 0x00, 0x00, 0x00, 0x01, // mov DWORD PTR [rbx+0x310],0x1000000
-    0xc7, 0x83, 0x00, 0x03, 0x00, 0x00, 0x00, 0x45, 0x00, 0x00, // mov DWORD PTR [rbx+0x300],0x4500
-    0xc7, 0x83, 0x00, 0x03, 0x00, 0x00, 0x04, 0x46, 0x00, 0x00, // mov DWORD PTR [rbx+0x300],0x4604
+    0x89, 0x93, 0x10, 0x03, 0x00, 0x00, // mov DWORD PTR [rbx+0x310],edx
+    0x89, 0xbb, 0x00, 0x03, 0x00, 0x00, // mov DWORD PTR [rbx+0x300],edi
+    0x89, 0xb3, 0x00, 0x03, 0x00, 0x00, // mov DWORD PTR [rbx+0x300],esi
     // wait:
     0xf3, 0x90, // pause
-    0x83, 0x3c, 0x25, 0x00, 0x80, 0x00, 0x00, 0x00, // cmp DWORD PTR ds:0x8000,0x0
-    0x74, 0xf4, // je wait
-    0x8b, 0x04, 0x25, 0x00, 0x80, 0x00, 0x00, // mov eax,DWORD PTR ds:0x8000
+    0x39, 0x0c, 0x25, 0x00, 0x80, 0x00, 0x00, // cmp DWORD PTR ds:0x8000,ecx
+    0x75, 0xf5, // jne wait
+    0x8b, 0x04, 0x25, 0x0c, 0x80, 0x00, 0x00, // mov eax,DWORD PTR ds:0x800c
     0xe7, 0xe0, // out 0xe0,eax
     0x8b, 0x04, 0x25, 0x04, 0x80, 0x00, 0x00, // mov eax,DWORD PTR ds:0x8004
     0xe7, 0xe0, // out 0xe0,eax
@@ -32,17 +35,18 @@ const STARTS: &[u8] = &[
     0xf4, // hlt
     0xeb, 0xfd, // jmp stop
 ];
+/// In real mode: leaves its code segment, sets the bit of its id, counts itself and waits to be let go.
 #[rustfmt::skip]
 const STARTED: &[u8] = &[
     0xb8, 0x00, 0x08, // mov ax,0x800
     0x8e, 0xd8, // mov ds,ax
+    0x8c, 0xc8, // mov ax,cs
+    0xa3, 0x0c, 0x00, // mov ds:0xc,ax
     0x66, 0xb8, 0x01, 0x00, 0x00, 0x00, // mov eax,0x1
     0x0f, 0xa2, // cpuid
     0x66, 0xc1, 0xeb, 0x18, // shr ebx,0x18
-    0x66, 0x89, 0x1e, 0x04, 0x00, // mov DWORD PTR ds:0x4,ebx
-    0x8c, 0xc8, // mov ax,cs
-    0x66, 0x0f, 0xb7, 0xc0, // movzx eax,ax
-    0x66, 0xa3, 0x00, 0x00, // mov ds:0x0,eax
+    0x66, 0xf0, 0x0f, 0xab, 0x1e, 0x04, 0x00, // lock bts DWORD PTR ds:0x4,ebx
+    0x66, 0xf0, 0xff, 0x06, 0x00, 0x00, // lock inc DWORD PTR ds:0x0
     // wait:
     0xf3, 0x90, // pause
     0x66, 0x83, 0x3e, 0x08, 0x00, 0x01, // cmp DWORD PTR ds:0x8,0x1
@@ -52,6 +56,21 @@ const STARTED: &[u8] = &[
     0xf4, // hlt
     0xeb, 0xfd, // jmp stop
 ];
+
+/// Destination shorthand of an interrupt command: all but the sender.
+const ALL_BUT_SELF: u64 = 3 << 18;
+
+/// The first vCPU in front of [`STARTS`], which is to wait for `others`: with one INIT and one
+/// start-up message to the APIC with id `destination`, or to whom `shorthand` says.
+fn starter(others: u8, destination: u64, shorthand: u64) -> X86VcpuState {
+    let mut state = start::long_mode();
+    state.general.rcx = others.into();
+    state.general.rdx = destination << 24;
+    state.general.rdi = 0x4500 | shorthand;
+    state.general.rsi = 0x4600 | shorthand | SECOND_CODE >> 12;
+    state
+}
+
 /// Runs a second vCPU on its own thread until it says that it is through; meets the first at `loaded`
 /// before.
 fn run_second(
@@ -75,12 +94,12 @@ pub fn a_second_vcpu_is_started(hypervisor: &dyn Hypervisor) {
     let second = vm.binder(1);
     let reset = X86VcpuState::reset(1);
     let mut first = vm.bind(0);
-    first.load(&start::long_mode());
+    first.load(&starter(1, 1, 0));
     let loaded = Barrier::new(2);
     thread::scope(|scope| {
         let second = scope.spawn(|| run_second(second, &reset, &loaded));
         loaded.wait();
-        assert_eq!(first.run_until_done(), [(SECOND_CODE >> 4) as u32, 1]);
+        assert_eq!(first.run_until_done(), [(SECOND_CODE >> 4) as u32, 1 << 1]);
         let (_, state) = second.join().expect("the second vCPU");
         assert_eq!(state.system.cs.base, SECOND_CODE);
         assert_eq!(state.system.cr0 & 1, 0, "real mode");
@@ -196,69 +215,26 @@ pub fn a_waiting_vcpu_is_saved(hypervisor: &dyn Hypervisor) {
     let other = vm.copy(hypervisor);
     let second = other.binder(1);
     let mut first = other.bind(0);
-    first.load(&start::long_mode());
+    first.load(&starter(1, 1, 0));
     let loaded = Barrier::new(2);
     thread::scope(|scope| {
         let second = scope.spawn(|| run_second(second, &saved, &loaded));
         loaded.wait();
-        assert_eq!(first.run_until_done(), [(SECOND_CODE >> 4) as u32, 1]);
+        assert_eq!(first.run_until_done(), [(SECOND_CODE >> 4) as u32, 1 << 1]);
         second.join().expect("the second vCPU");
     });
 }
 
-/// As many vCPUs as a machine may have.
-const MANY: usize = 16;
-/// Where [`STARTS_ALL`] has the number of the other vCPUs.
-const OTHERS_AT: usize = 0x2c;
-
-#[rustfmt::skip]
-const STARTS_ALL: &[u8] = &[
-    0xbb, 0x00, 0x00, 0xe0, 0xfe, // mov ebx,0xfee00000
-    0xc7, 0x83, 0xf0, 0x00, 0x00, 0x00, 0xff, 0x01, 0x00, 0x00, // mov DWORD PTR [rbx+0xf0],0x1ff
-    0xc7, 0x83, 0x00, 0x03, 0x00, 0x00, 0x00, 0x45, 0x0c, 0x00, // mov DWORD PTR [rbx+0x300],0xc4500
-    0xc7, 0x83, 0x00, 0x03, 0x00, 0x00, 0x04, 0x46, 0x0c, 0x00, // mov DWORD PTR [rbx+0x300],0xc4604
-    // wait:
-    0xf3, 0x90, // pause
-    0x83, 0x3c, 0x25, 0x00, 0x80, 0x00, 0x00, 0x0f, // cmp DWORD PTR ds:0x8000,0xf
-    0x75, 0xf4, // jne wait
-    0x8b, 0x04, 0x25, 0x04, 0x80, 0x00, 0x00, // mov eax,DWORD PTR ds:0x8004
-    0xe7, 0xe0, // out 0xe0,eax
-    0xc7, 0x04, 0x25, 0x08, 0x80, 0x00, 0x00, 0x01, 0x00, 0x00, 0x00, // mov DWORD PTR ds:0x8008,0x1
-    0xe6, 0xf4, // out 0xf4,al
-    // stop:
-    0xf4, // hlt
-    0xeb, 0xfd, // jmp stop
-];
-#[rustfmt::skip]
-const ONE_OF_MANY: &[u8] = &[
-    0xb8, 0x00, 0x08, // mov ax,0x800
-    0x8e, 0xd8, // mov ds,ax
-    0x66, 0xb8, 0x01, 0x00, 0x00, 0x00, // mov eax,0x1
-    0x0f, 0xa2, // cpuid
-    0x66, 0xc1, 0xeb, 0x18, // shr ebx,0x18
-    0x66, 0xf0, 0x0f, 0xab, 0x1e, 0x04, 0x00, // lock bts DWORD PTR ds:0x4,ebx
-    0x66, 0xf0, 0xff, 0x06, 0x00, 0x00, // lock inc DWORD PTR ds:0x0
-    // wait:
-    0xf3, 0x90, // pause
-    0x66, 0x83, 0x3e, 0x08, 0x00, 0x01, // cmp DWORD PTR ds:0x8,0x1
-    0x75, 0xf6, // jne wait
-    0xe6, 0xf4, // out 0xf4,al
-    // stop:
-    0xf4, // hlt
-    0xeb, 0xfd, // jmp stop
-];
-
-/// One start-up message to all others starts sixteen vCPUs, or as many as the backend runs, each
-/// under its own id; all run at once.
-pub fn sixteen_vcpus_are_started(hypervisor: &dyn Hypervisor) {
-    let count = MANY.min(hypervisor.capabilities().max_vcpus) as u8;
+/// One start-up message to all others starts as many vCPUs as a machine may have, or the backend runs,
+/// each under its own id; all run at once.
+pub fn all_vcpus_are_started(hypervisor: &dyn Hypervisor) {
+    let most = hypervisor.capabilities().max_vcpus;
+    let count = usize::from(MAX_VCPUS).min(most) as u8;
     let vm = TestVm::new(hypervisor, count);
-    let mut starts_all = STARTS_ALL.to_vec();
-    starts_all[OTHERS_AT] = count - 1;
-    vm.place(start::CODE, &starts_all);
-    vm.place(SECOND_CODE, ONE_OF_MANY);
+    vm.place(start::CODE, STARTS);
+    vm.place(SECOND_CODE, STARTED);
     let mut first = vm.bind(0);
-    first.load(&start::long_mode());
+    first.load(&starter(count - 1, 0, ALL_BUT_SELF));
     let loaded = Barrier::new(usize::from(count));
     thread::scope(|scope| {
         let others: Vec<_> = (1..count)
@@ -270,7 +246,8 @@ pub fn sixteen_vcpus_are_started(hypervisor: &dyn Hypervisor) {
             .collect();
         loaded.wait();
         // A bit for each id but the first vCPU's.
-        assert_eq!(first.run_until_done(), [(1 << count) - 2]);
+        let ids = (1 << count) - 2;
+        assert_eq!(first.run_until_done(), [(SECOND_CODE >> 4) as u32, ids]);
         for other in others {
             let (_, state) = other.join().expect("a vCPU");
             assert_eq!(state.system.cs.base, SECOND_CODE);
