@@ -2,8 +2,11 @@
 #![allow(dead_code, unreachable_pub)] // Each test file uses some of it.
 
 use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet};
+use cas_store::testing::MemoryBackend;
+use cas_store::{Capture, CaptureOptions, ChunkId, MAX_CHUNK_BYTES, PackSet, Store};
 
 /// Bytes without a zero that compress by about half: blocks of noise, each twice.
 pub fn chunk(seed: u64, len: usize) -> Vec<u8> {
@@ -47,4 +50,26 @@ pub fn chunks_of(
         visit(ChunkId(id.try_into()?));
     }
     Ok(())
+}
+
+/// The store in `backend`.
+pub fn open(backend: &MemoryBackend) -> Store {
+    Store::open_with(Arc::new(backend.clone()), "/store").unwrap()
+}
+
+/// Puts a chunk of 3,000 bytes for each seed.
+pub fn put(capture: &Capture, seeds: std::ops::Range<u64>) -> Vec<ChunkId> {
+    seeds
+        .map(|seed| capture.put(&chunk(seed, 3000)).unwrap())
+        .collect()
+}
+
+/// A capture with the usual options.
+pub fn capture(store: &Store) -> Capture {
+    store.begin_capture(CaptureOptions::default()).unwrap()
+}
+
+/// The packs of one directory.
+pub fn set(backend: &MemoryBackend, dir: impl Into<PathBuf>) -> PackSet {
+    PackSet::with_backend(Arc::new(backend.clone()), [dir.into()])
 }

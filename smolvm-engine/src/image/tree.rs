@@ -4,9 +4,12 @@
 //! archive ever reaches a host path, symbolic links are followed only inside
 //! the tree, and owners, modes and devices need no privilege.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use super::spool::Content;
+use resolve::{Resolved, split};
+
+mod resolve;
 
 /// Most entries (names) a tree may hold.
 pub(crate) const MAX_ENTRIES: usize = 1_000_000;
@@ -16,10 +19,6 @@ pub(crate) const MAX_NAME_BYTES: usize = 255;
 pub(crate) const MAX_PATH_BYTES: usize = 4096;
 /// Longest target of a symbolic link in bytes: what fits ext4's one block.
 pub(crate) const MAX_SYMLINK_BYTES: usize = 4095;
-/// Symbolic links followed while one path is resolved, as in Linux.
-const MAX_SYMLINK_HOPS: usize = 40;
-/// Components waiting to be resolved at one time.
-const MAX_PENDING_COMPONENTS: usize = 8192;
 
 /// Index of a node in its tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -346,117 +345,6 @@ impl Tree {
         self.names -= usize::from(found);
         found
     }
-
-    /// Resolves a directory path and makes what is missing; marks the way as
-    /// written by the current layer.
-    fn make_dirs(&mut self, components: &[&[u8]]) -> Result<NodeId, TreeError> {
-        let resolved = self.resolve(components)?;
-        let mut at = *resolved.stack.last().unwrap_or(&NodeId::ROOT);
-        for id in &resolved.stack {
-            self.nodes[id.index()].layer = self.layer;
-        }
-        for name in resolved.missing {
-            let meta = Meta {
-                mode: 0o755,
-                ..Meta::default()
-            };
-            let kind = Kind::Dir(BTreeMap::new());
-            let id = self.push(Node {
-                meta,
-                kind,
-                layer: self.layer,
-            })?;
-            self.link(at, name, id)?;
-            at = id;
-        }
-        Ok(at)
-    }
-
-    /// Follows `components` as a process whose root is this tree would.
-    fn resolve(&self, components: &[&[u8]]) -> Result<Resolved, TreeError> {
-        let mut todo: VecDeque<&[u8]> = components.iter().copied().collect();
-        let mut stack = vec![NodeId::ROOT];
-        let mut missing: Vec<Vec<u8>> = Vec::new();
-        let mut hops = 0;
-        while let Some(name) = todo.pop_front() {
-            match name {
-                b"" | b"." => continue,
-                b".." => {
-                    if missing.pop().is_none() && stack.len() > 1 {
-                        stack.pop();
-                    }
-                    continue;
-                }
-                _ => {}
-            }
-            let at = *stack.last().unwrap_or(&NodeId::ROOT);
-            let child = if missing.is_empty() {
-                self.child(at, name)
-            } else {
-                None
-            };
-            let Some(id) = child else {
-                missing.push(name.to_vec());
-                continue;
-            };
-            match &self.node(id).kind {
-                Kind::Dir(_) => stack.push(id),
-                Kind::Symlink(target) => {
-                    hops += 1;
-                    let parts: Vec<&[u8]> = target.split(|b| *b == b'/').collect();
-                    if hops > MAX_SYMLINK_HOPS || todo.len() + parts.len() > MAX_PENDING_COMPONENTS
-                    {
-                        return Err(TreeError::LinkLoop);
-                    }
-                    if target.starts_with(b"/") {
-                        stack.truncate(1);
-                    }
-                    for part in parts.into_iter().rev() {
-                        todo.push_front(part);
-                    }
-                }
-                _ => return Err(TreeError::ParentNotDirectory),
-            }
-        }
-        if missing.iter().any(|name| name.len() > MAX_NAME_BYTES) {
-            return Err(TreeError::BadPath);
-        }
-        let existing = missing
-            .is_empty()
-            .then(|| *stack.last().unwrap_or(&NodeId::ROOT));
-        Ok(Resolved {
-            stack,
-            missing,
-            existing,
-        })
-    }
-}
-
-/// Where a directory path leads.
-struct Resolved {
-    /// The directories passed, from the root to the deepest that exists.
-    stack: Vec<NodeId>,
-    /// Names below it that do not exist.
-    missing: Vec<Vec<u8>>,
-    /// The directory itself, if it exists.
-    existing: Option<NodeId>,
-}
-
-/// Splits an archive path into checked components. `/` and `.` are dropped.
-fn split(path: &[u8]) -> Result<Vec<&[u8]>, TreeError> {
-    if path.len() > MAX_PATH_BYTES || path.contains(&0) {
-        return Err(TreeError::BadPath);
-    }
-    let mut components = Vec::new();
-    for part in path.split(|b| *b == b'/') {
-        match part {
-            b"" | b"." => {}
-            b".." => return Err(TreeError::Traversal),
-            _ if part.len() > MAX_NAME_BYTES => return Err(TreeError::BadPath),
-            _ => components.push(part),
-        }
-    }
-    Ok(components)
 }
 
 #[cfg(test)]

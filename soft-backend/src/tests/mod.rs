@@ -6,6 +6,7 @@ mod fences;
 mod host;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod host_diff;
+mod paging;
 mod rig;
 mod small_guests;
 mod stack_fault;

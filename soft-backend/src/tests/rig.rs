@@ -27,6 +27,13 @@ pub(super) const PD: u64 = 0x3000;
 pub(super) const GDT: u64 = 0x4000;
 pub(super) const IDT: u64 = 0x5000;
 pub(super) const TSS: u64 = 0x6000;
+/// Where the code of most tests is.
+pub(super) const CODE: u64 = 0x10_0000;
+/// Where handlers of the tests are.
+pub(super) const HANDLER: u64 = 0x11_0000;
+/// A page table for single pages; the 2 MiB at `FINE` are mapped through it, see [`fine_pages`].
+const PT: u64 = 0x7000;
+pub(super) const FINE: u64 = 0x80_0000;
 /// Selectors of the rig's GDT.
 pub(super) const KERNEL_CS: u16 = 0x08;
 pub(super) const KERNEL_DS: u16 = 0x10;
@@ -202,4 +209,18 @@ impl Rig {
         };
         engine.run(1_000_000)
     }
+}
+
+/// Maps the 2 MiB at [`FINE`] by 4 KiB pages, one to one, and gives the address of an entry.
+pub(super) fn fine_pages(r: &Rig) -> impl Fn(u64) -> u64 + use<> {
+    for i in 0..512 {
+        r.put64(PT + 8 * i, (FINE + i * 4096) | 7);
+    }
+    r.put64(PD + 8 * (FINE >> 21), PT | 7);
+    |page| PT + 8 * page
+}
+
+/// `mov [address], rax`-free way to see results: handlers end with HLT and the stack is looked at.
+pub(super) fn frame(r: &Rig, n: u64) -> u64 {
+    r.get64(r.cpu.regs[4] + 8 * n)
 }

@@ -1,7 +1,6 @@
 //! #SS and #GP of non-canonical operands.
 
-use super::rig::Rig;
-use super::small_guests::{CODE, HANDLER, frame};
+use super::rig::{CODE, HANDLER, Rig, frame};
 use crate::run::Stop;
 
 #[test]
