@@ -87,5 +87,6 @@ pub use machine::{
 pub use name::{InvalidName, MAX_NAME_BYTES, MachineName};
 pub use point::PointError;
 
-/// The guest agent of this version, a static program.
-pub(crate) const GUEST_AGENT: &[u8] = include_bytes!(env!("SMOLVM_GUEST_AGENT_FILE"));
+/// The guest agent of this version, a static program: `/init` of a machine's
+/// [initramfs](kernel::Kernel::initramfs).
+pub const GUEST_AGENT: &[u8] = include_bytes!(env!("SMOLVM_GUEST_AGENT_FILE"));

@@ -5,14 +5,14 @@ use std::process::Command;
 
 use crate::cargo::{self, Workspace};
 use crate::error::{Error, Result};
-use crate::vmtest::home;
 use crate::vmtest::kernel::Kernel;
+use crate::vmtest::{home, tsc};
 use crate::{cache, process};
 
 /// What is passed on to the benchmark.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Options of the benchmark, such as --rounds 3, --backend soft, --json [default: none; --help
+    /// Options of the benchmark, such as --rounds 3, --backend soft, --peer qemu, --json [default: none; --help
     /// after -- lists them]
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
@@ -31,7 +31,11 @@ pub fn run(options: &Options) -> Result<()> {
     let mut command: Command = cargo::cargo();
     command.args(["run", "--release", "--quiet", "-p", "benches", "--bin"]);
     command.args(["end_to_end", "--", "--smolvm"]).arg(&smolvm);
-    command.arg("--home").arg(&home).args(&options.arguments);
-    command.current_dir(&workspace.root);
+    command.arg("--home").arg(&home);
+    // For QEMU's guest; what comes later counts.
+    command.arg("--tsc-khz").arg(tsc::measure_khz().to_string());
+    command
+        .args(&options.arguments)
+        .current_dir(&workspace.root);
     process::run(&mut command)
 }

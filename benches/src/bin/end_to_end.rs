@@ -5,8 +5,8 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use benches::end_to_end::{Options, Report, run};
-use clap::Parser;
+use benches::end_to_end::{Options, PeerOptions, Report, run};
+use clap::{Parser, ValueEnum};
 use smolvm_engine::process::ProcessModel;
 use smolvm_engine::{Backend, Engine, EngineOptions, Home, chain};
 
@@ -28,9 +28,22 @@ struct Arguments {
     /// What runs the vCPUs: auto, kvm or soft
     #[arg(long, default_value = "auto")]
     backend: Backend,
+    /// Measure another virtual machine monitor with the same guest, round by round
+    #[arg(long, value_enum, requires = "tsc_khz")]
+    peer: Option<Peer>,
+    /// Rate of this host's time stamp counter in kHz, for the peer's kernel
+    #[arg(long)]
+    tsc_khz: Option<u64>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
+}
+
+/// What smolvm can be compared with.
+#[derive(Clone, Copy, ValueEnum)]
+enum Peer {
+    /// QEMU's machine microvm, on KVM where smolvm is, else on TCG
+    Qemu,
 }
 
 fn main() -> ExitCode {
@@ -55,12 +68,16 @@ fn measure(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         rounds: arguments.rounds,
         dirty_mib: arguments.dirty_mib,
         backend: arguments.backend,
+        peer: match (arguments.peer, arguments.tsc_khz) {
+            (Some(Peer::Qemu), Some(tsc_khz)) => Some(PeerOptions { tsc_khz }),
+            _ => None,
+        },
         ..Options::default()
     };
-    let rounds = run(&engine, &options, &|number| {
+    let measured = run(&engine, &options, &|number| {
         eprintln!("round {number} of {}", arguments.rounds.max(1));
     })?;
-    let report = Report::of(&rounds);
+    let report = Report::of(&measured.rounds, &measured.peer_rounds);
     if arguments.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {

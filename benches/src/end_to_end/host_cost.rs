@@ -6,13 +6,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::Options;
+
 /// Ticks a second of the times in `/proc/PID/stat`: `USER_HZ` of every Linux since 2.6.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// The processes of a running machine.
 pub(super) struct Processes {
-    supervisor: PathBuf,
-    vmm: PathBuf,
+    /// Folders in `/proc`. The one that has the guest's memory comes last.
+    folders: Vec<PathBuf>,
 }
 
 impl Processes {
@@ -32,7 +34,27 @@ impl Processes {
             let status = fs::read_to_string(process.join("status")).unwrap_or_default();
             status.lines().any(|line| line == parent)
         })?;
-        Ok(Self { supervisor, vmm })
+        Ok(Self {
+            folders: vec![supervisor, vmm],
+        })
+    }
+
+    /// The one process that a machine consists of.
+    pub(super) fn single(id: u32) -> Self {
+        Self {
+            folders: vec![Path::new("/proc").join(id.to_string())],
+        }
+    }
+
+    /// The part of one processor that they use while the guest has nothing to do, and then the bytes
+    /// that they take besides the guest's memory.
+    ///
+    /// # Errors
+    ///
+    /// When they are gone.
+    pub(super) fn cost(&self, options: &Options) -> io::Result<(f64, u64)> {
+        let share = self.processor_share(options.idle_time)?;
+        Ok((share, self.memory_beyond_guest(options.memory_bytes)?))
     }
 
     /// Bytes that they take besides guest memory of this size, each page shared with other processes by
@@ -41,11 +63,14 @@ impl Processes {
     /// # Errors
     ///
     /// When they are gone.
-    pub(super) fn memory_beyond_guest(&self, guest_bytes: u64) -> io::Result<u64> {
-        let supervisor = mappings(&fs::read_to_string(self.supervisor.join("smaps"))?);
-        let vmm = mappings(&fs::read_to_string(self.vmm.join("smaps"))?);
-        let all: u64 = supervisor.iter().chain(&vmm).map(|m| m.resident).sum();
-        Ok(all - guest(&vmm, guest_bytes).unwrap_or_default())
+    fn memory_beyond_guest(&self, guest_bytes: u64) -> io::Result<u64> {
+        let mut all = Vec::new();
+        for folder in &self.folders {
+            all.push(mappings(&fs::read_to_string(folder.join("smaps"))?));
+        }
+        let guest = all.last().and_then(|last| guest(last, guest_bytes));
+        let resident: u64 = all.iter().flatten().map(|mapping| mapping.resident).sum();
+        Ok(resident - guest.unwrap_or_default())
     }
 
     /// The part of one processor that they use, as a fraction, over this time.
@@ -53,7 +78,7 @@ impl Processes {
     /// # Errors
     ///
     /// When they are gone.
-    pub(super) fn processor_share(&self, time: Duration) -> io::Result<f64> {
+    fn processor_share(&self, time: Duration) -> io::Result<f64> {
         let (begin, before) = (Instant::now(), self.ticks()?);
         std::thread::sleep(time);
         let ticks = self.ticks()? - before;
@@ -61,10 +86,10 @@ impl Processes {
     }
 
     fn ticks(&self) -> io::Result<u64> {
-        [&self.supervisor, &self.vmm]
-            .into_iter()
-            .map(|process| {
-                let stat = fs::read_to_string(process.join("stat"))?;
+        self.folders
+            .iter()
+            .map(|folder| {
+                let stat = fs::read_to_string(folder.join("stat"))?;
                 processor_ticks(&stat).ok_or_else(|| io::Error::other("no times in its stat"))
             })
             .sum()
@@ -83,29 +108,41 @@ fn processor_ticks(stat: &str) -> Option<u64> {
 /// A mapping's size, and how much of it is in memory, in bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Mapping {
+    executable: bool,
     size: u64,
     resident: u64,
 }
 
-/// What of the guest's memory is resident: the largest mapping that can hold it.
+/// What of the guest's memory is resident: the largest mapping that can hold it. A translator's buffer
+/// for code may be as large, and is executable.
 fn guest(mappings: &[Mapping], guest_bytes: u64) -> Option<u64> {
-    let largest = mappings.iter().max_by_key(|mapping| mapping.size)?;
+    let data = mappings.iter().filter(|mapping| !mapping.executable);
+    let largest = data.max_by_key(|mapping| mapping.size)?;
     (largest.size >= guest_bytes).then_some(largest.resident)
 }
 
 /// The mappings that a `smaps` file of Linux tells (`proc_pid_smaps(5)`).
 fn mappings(smaps: &str) -> Vec<Mapping> {
     let mut found: Vec<Mapping> = Vec::new();
+    let mut executable = false;
     for line in smaps.lines() {
         let mut words = line.split_whitespace();
         let (name, value) = (words.next(), words.next());
         let bytes = || Some(value?.parse::<u64>().ok()? << 10);
         match (name, bytes()) {
-            (Some("Size:"), Some(size)) => found.push(Mapping { size, resident: 0 }),
+            (Some("Size:"), Some(size)) => found.push(Mapping {
+                executable,
+                size,
+                resident: 0,
+            }),
             (Some("Pss:"), Some(resident)) => {
                 if let Some(mapping) = found.last_mut() {
                     mapping.resident = resident;
                 }
+            }
+            // The line that a mapping begins with: its addresses and its permissions.
+            (Some(range), _) if !range.ends_with(':') => {
+                executable = value.is_some_and(|permissions| permissions.contains('x'));
             }
             _ => {}
         }
@@ -138,6 +175,11 @@ mod tests {
     use super::*;
 
     const SMAPS: &str = "\
+7e00-7f00 rwxp 00000000 00:00 0
+Size:            4194304 kB
+Rss:               70000 kB
+Pss:               70000 kB
+VmFlags: rd wr ex mr mw me ac sd
 7f00-7f10 rw-p 00000000 00:00 0
 Size:            1048576 kB
 KernelPageSize:        4 kB
@@ -162,8 +204,10 @@ VmFlags: rd ex mr mw me sd
     #[test]
     fn guest_memory_is_told_from_the_rest() {
         let found = mappings(SMAPS);
-        assert_eq!(found.len(), 2);
-        assert_eq!(found[1].resident, 2522 << 10);
+        assert_eq!(found.len(), 3);
+        let executable: Vec<bool> = found.iter().map(|mapping| mapping.executable).collect();
+        assert_eq!(executable, [true, false, true]);
+        assert_eq!(found[2].resident, 2522 << 10);
         assert_eq!(guest(&found, 1 << 30), Some(90324 << 10));
         assert_eq!(guest(&found, 2 << 30), None);
     }

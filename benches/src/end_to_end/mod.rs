@@ -4,7 +4,9 @@
 //!
 //! A [`Round`] makes a machine, measures, and removes everything again; [`run`] does several. A [`Report`]
 //! gives the median of each figure and ratios of figures of the same run. Ratios are what can be compared
-//! between hosts; absolute times belong to the host and to what else it did.
+//! between hosts; absolute times belong to the host and to what else it did. With
+//! [`Options::peer`] each round is followed by one of QEMU with the same guest, so that both have the
+//! same host at nearly the same time.
 //!
 //! # Errors
 //!
@@ -21,23 +23,31 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let engine = Engine::open(EngineOptions::from_environment()?)?;
 //! let options = Options { rounds: 3, ..Options::default() };
-//! let report = Report::of(&run(&engine, &options, &|_| {})?);
+//! let measured = run(&engine, &options, &|_| {})?;
+//! let report = Report::of(&measured.rounds, &measured.peer_rounds);
 //! assert!(!report.figures.is_empty());
 //! # Ok(())
 //! # }
 //! ```
 
+mod comparison;
 mod host_cost;
+mod peer;
 mod report;
 mod round;
+mod workload;
 
 use std::time::Duration;
 
 use smolvm_engine::agent_protocol::client::ClientError;
 use smolvm_engine::{Backend, Engine, EngineError};
 
+pub use comparison::{Comparison, PeerRatio};
+pub use peer::{PeerError, PeerOptions, PeerRound, Saved};
 pub use report::{Figure, Ratio, Report, Unit, format_value};
 pub use round::Round;
+
+use peer::Peer;
 
 /// What to measure.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +64,17 @@ pub struct Options {
     pub memory_bytes: u64,
     /// What runs the vCPUs.
     pub backend: Backend,
+    /// How to measure QEMU in the same run, if at all.
+    pub peer: Option<PeerOptions>,
+}
+
+/// All that was measured.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    /// Smolvm's rounds.
+    pub rounds: Vec<Round>,
+    /// The peer's, as many or none.
+    pub peer_rounds: Vec<PeerRound>,
 }
 
 impl Default for Options {
@@ -65,6 +86,7 @@ impl Default for Options {
             idle_time: Duration::from_secs(30),
             memory_bytes: smolvm_engine::DEFAULT_MEMORY_BYTES,
             backend: Backend::Auto,
+            peer: None,
         }
     }
 }
@@ -103,6 +125,9 @@ pub enum BenchError {
     /// No place for checkpoints.
     #[error("no folder for checkpoints")]
     Folder(#[source] std::io::Error),
+    /// The peer could not be measured.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
 }
 
 /// Measures; `told` is called before each round with its number, from 1.
@@ -114,11 +139,29 @@ pub fn run(
     engine: &Engine,
     options: &Options,
     told: &dyn Fn(usize),
-) -> Result<Vec<Round>, BenchError> {
-    (1..=options.rounds.max(1))
-        .map(|number| {
-            told(number);
-            Round::measure(engine, options, number)
-        })
-        .collect()
+) -> Result<Measured, BenchError> {
+    let peer = match options.peer {
+        Some(peer) => Some(Peer::prepare(engine, options, peer)?),
+        None => None,
+    };
+    let mut measured = Measured {
+        rounds: Vec::new(),
+        peer_rounds: Vec::new(),
+    };
+    for number in 1..=options.rounds.max(1) {
+        told(number);
+        let round = Round::measure(engine, options, number)?;
+        if let Some(peer) = &peer {
+            measured.peer_rounds.push(peer.measure(&round.backend)?);
+        }
+        measured.rounds.push(round);
+    }
+    Ok(measured)
+}
+
+/// The median; of an even number, the upper of the middle two.
+fn median<E>(times: impl Iterator<Item = Result<Duration, E>>) -> Result<Duration, E> {
+    let mut times = times.collect::<Result<Vec<_>, E>>()?;
+    times.sort_unstable();
+    Ok(times.get(times.len() / 2).copied().unwrap_or_default())
 }

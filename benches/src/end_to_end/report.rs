@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::Round;
+use super::{Comparison, PeerRound, Round};
 
 /// What a figure counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -58,6 +58,9 @@ pub struct Report {
     pub figures: Vec<Figure>,
     /// Ratios.
     pub ratios: Vec<Ratio>,
+    /// The peer's figures, if it was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comparison: Option<Comparison>,
 }
 
 /// A figure's name, its text, its unit and its value in a round.
@@ -137,6 +140,12 @@ const COLUMNS: &[Column] = &[
         Unit::Seconds,
         |r| seconds(r.restore),
     ),
+    (
+        "go_back",
+        "both: create and start until exec works",
+        Unit::Seconds,
+        |r| seconds(r.create_from + r.restore),
+    ),
 ];
 
 const RATIOS: &[(&str, &str)] = &[
@@ -146,16 +155,18 @@ const RATIOS: &[(&str, &str)] = &[
     ("work", "boot"),
 ];
 
-fn seconds(time: Duration) -> f64 {
+pub(super) fn seconds(time: Duration) -> f64 {
     time.as_secs_f64()
 }
 
 impl Report {
-    /// The figures of these rounds; empty for none.
-    pub fn of(rounds: &[Round]) -> Self {
+    /// The figures of these rounds, of smolvm and of the peer; empty for none.
+    pub fn of(rounds: &[Round], peer: &[PeerRound]) -> Self {
         let figures: Vec<Figure> = COLUMNS
             .iter()
-            .filter_map(|column| figure(column, rounds))
+            .filter_map(|(name, what, unit, value)| {
+                figure(name, what, *unit, rounds.iter().map(value))
+            })
             .collect();
         let ratios = RATIOS
             .iter()
@@ -167,6 +178,7 @@ impl Report {
                 .first()
                 .map_or_else(String::new, |round| round.backend.clone()),
             rounds: rounds.len(),
+            comparison: Comparison::of(&figures, peer),
             figures,
             ratios,
         }
@@ -194,6 +206,10 @@ impl Report {
         for ratio in &self.ratios {
             lines.push(format!("{} / {}: {:.3}", ratio.of, ratio.to, ratio.value));
         }
+        if let Some(comparison) = &self.comparison {
+            lines.push(String::new());
+            lines.extend(comparison.lines(self));
+        }
         lines
     }
 }
@@ -208,13 +224,18 @@ pub fn format_value(unit: Unit, value: f64) -> String {
     }
 }
 
-fn figure((name, what, unit, value): &Column, rounds: &[Round]) -> Option<Figure> {
-    let mut values: Vec<f64> = rounds.iter().map(value).collect();
+pub(super) fn figure(
+    name: &'static str,
+    what: &'static str,
+    unit: Unit,
+    values: impl Iterator<Item = f64>,
+) -> Option<Figure> {
+    let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     Some(Figure {
         name,
         what,
-        unit: *unit,
+        unit,
         median: *values.get(values.len() / 2)?,
         least: *values.first()?,
         most: *values.last()?,
@@ -232,6 +253,12 @@ fn ratio(figures: &[Figure], of: &'static str, to: &'static str) -> Option<Ratio
         to,
         value: above / below,
     })
+}
+
+/// The names of all of smolvm's figures.
+#[cfg(test)]
+pub(super) fn figures_of() -> impl Iterator<Item = &'static str> {
+    COLUMNS.iter().map(|column| column.0)
 }
 
 #[cfg(test)]
@@ -279,7 +306,10 @@ mod tests {
 
     #[test]
     fn no_rounds_give_no_figures() {
-        let report = Report::of(&[]);
+        let report = Report::of(&[], &[]);
         assert!(report.figures.is_empty() && report.ratios.is_empty());
+        // The layout without a peer stays as it was.
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json.get("comparison"), None);
     }
 }

@@ -8,7 +8,7 @@ use smolvm_engine::{
 };
 
 use super::host_cost::Processes;
-use super::{BenchError, Options};
+use super::{BenchError, Options, median, workload};
 
 /// What was measured with one machine.
 #[derive(Debug, Clone)]
@@ -52,6 +52,9 @@ impl Round {
         let source = Temporary::named(engine, "source", number)?;
         let copy = Temporary::named(engine, "copy", number)?;
         let spec = MachineSpec {
+            // On every backend, and in the peer's machine too.
+            cpus: Some(1),
+            cpu: Some("v2".to_owned()),
             memory_bytes: options.memory_bytes,
             backend: options.backend,
             ..MachineSpec::default()
@@ -64,18 +67,14 @@ impl Round {
         let (started, boot) = timed(|| engine.start(&source.name, StartOptions::default()))?;
         let exec = source.exec_latency(options.execs)?;
         let begin = Instant::now();
-        source.sh(WORK)?;
+        source.sh(workload::WORK)?;
         let work = begin.elapsed();
         let first = source.checkpoint(folder.path(), "first")?;
-        let digest = source.dirty(options.dirty_mib)?;
+        let digest = source.sh(&workload::dirty(options.dirty_mib))?;
         let second = source.checkpoint(folder.path(), "second")?;
         let processes = Processes::of(source.name.as_str()).map_err(BenchError::HostCost)?;
-        let idle_share = processes
-            .processor_share(options.idle_time)
-            .map_err(BenchError::HostCost)?;
-        let host_memory_bytes = processes
-            .memory_beyond_guest(options.memory_bytes)
-            .map_err(BenchError::HostCost)?;
+        let (idle_share, host_memory_bytes) =
+            processes.cost(options).map_err(BenchError::HostCost)?;
 
         let mut from = CreateFromOptions::new(PointSource::Directory(checkpoint_path(
             folder.path(),
@@ -85,13 +84,7 @@ impl Round {
         from.backend = options.backend;
         let (_, create_from) = timed(|| engine.create_from(from))?;
         let (_, restore) = timed(|| engine.start(&copy.name, StartOptions::default()))?;
-        let found = copy.sh(DIGEST)?;
-        if found != digest {
-            return Err(BenchError::Lost {
-                expected: digest,
-                found,
-            });
-        }
+        workload::check(digest, copy.sh(workload::DIGEST)?)?;
         Ok(Self {
             backend: started.backend,
             boot,
@@ -106,23 +99,6 @@ impl Round {
         })
     }
 }
-
-/// More code than stays decoded on the software CPU, and a hot loop.
-const WORK: &str = "python3 -c '
-import asyncio, ctypes, decimal, email.message, http.server, json, multiprocessing, pydoc, sqlite3
-import unittest.mock, urllib.request, xml.dom.minidom, xml.sax.expatreader, xmlrpc.client, zipfile, zlib
-rows = [(i, str(i)) for i in range(5000)]
-base = sqlite3.connect(\":memory:\")
-base.execute(\"create table t(a, b)\")
-base.executemany(\"insert into t values (?, ?)\", rows)
-assert base.execute(\"select sum(a) from t\").fetchone() == (12497500,)
-assert json.loads(json.dumps(rows))[7] == [7, \"7\"]
-assert zlib.decompress(zlib.compress(repr(rows).encode())) == repr(rows).encode()
-assert decimal.Decimal(2).sqrt() ** 2 - 2 < decimal.Decimal(10) ** -20
-assert sum(i * i % 7 for i in range(300000)) == 599998' && find /usr/lib -name '*.py' | sort | md5sum";
-
-/// Prints the digest of what [`Temporary::dirty`] wrote.
-const DIGEST: &str = "sha256sum < /dev/shm/dirty";
 
 fn timed<T>(work: impl FnOnce() -> Result<T, EngineError>) -> Result<(T, Duration), BenchError> {
     let begin = Instant::now();
@@ -167,8 +143,7 @@ impl<'a> Temporary<'a> {
     }
 
     fn exec_latency(&self, count: usize) -> Result<Duration, BenchError> {
-        let mut times = Vec::new();
-        for _ in 0..count.max(1) {
+        median((0..count.max(1)).map(|_| {
             let begin = Instant::now();
             let options = ExecOptions {
                 argv: vec!["/bin/true".into()],
@@ -176,10 +151,8 @@ impl<'a> Temporary<'a> {
             };
             let session = self.engine.exec(&self.name, options)?;
             session.run(None::<&[u8]>, &mut std::io::sink(), &mut std::io::sink())?;
-            times.push(begin.elapsed());
-        }
-        times.sort_unstable();
-        Ok(times[times.len() / 2])
+            Ok::<_, BenchError>(begin.elapsed())
+        }))
     }
 
     fn checkpoint(&self, folder: &Path, name: &str) -> Result<Checkpoint, BenchError> {
@@ -187,13 +160,6 @@ impl<'a> Temporary<'a> {
         options.store = Some(folder.join("history"));
         options.output = Some(checkpoint_path(folder, name));
         Ok(self.engine.checkpoint(&self.name, &options, &Silent)?)
-    }
-
-    /// Writes random bytes to memory and returns their digest.
-    fn dirty(&self, mib: u32) -> Result<String, BenchError> {
-        self.sh(&format!(
-            "head -c {mib}M /dev/urandom > /dev/shm/dirty && {DIGEST}"
-        ))
     }
 }
 
