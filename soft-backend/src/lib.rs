@@ -71,6 +71,7 @@ mod local;
 mod mem;
 mod mmu;
 mod msr;
+mod mtrr;
 mod ops;
 mod router;
 mod run;

@@ -2,6 +2,7 @@
 
 use crate::cpu::state::{canonical, efer};
 use crate::cpu::{Cpu, R};
+use crate::mtrr::Mtrrs;
 use crate::segments::{FS, GS};
 use vmm_core::x86::msr;
 
@@ -19,9 +20,8 @@ pub(crate) struct Msrs {
     pub(crate) tsc_aux: u64,
     pub(crate) pat: u64,
     pub(crate) misc_enable: u64,
-    pub(crate) mtrr_def_type: u64,
     pub(crate) apic_base: u64,
-    mtrr: [u64; MTRR_SLOTS],
+    pub(crate) mtrr: Mtrrs,
 }
 
 /// PAT after reset.
@@ -47,28 +47,10 @@ impl Msrs {
             tsc_aux: 0,
             pat: PAT_RESET,
             misc_enable: MISC_ENABLE_RESET,
-            mtrr_def_type: 0,
             apic_base: APIC_BASE_RESET & !APIC_BASE_BSP | if bsp { APIC_BASE_BSP } else { 0 },
-            mtrr: [0; MTRR_SLOTS],
+            mtrr: Mtrrs::default(),
         }
     }
-}
-
-/// IA32_MTRRCAP: eight variable ranges, fixed ranges, write combining.
-const MTRR_CAP: u32 = 0xfe;
-const MTRR_CAP_VALUE: u64 = 0x508;
-/// Variable (16) and fixed (11) memory range registers.
-const MTRR_SLOTS: usize = 27;
-
-/// The place of a memory range register in [`Msrs::mtrr`].
-fn mtrr_slot(number: u32) -> Option<usize> {
-    Some(match number {
-        0x200..=0x20f => number as usize - 0x200,
-        0x250 => 16,
-        0x258 | 0x259 => number as usize - 0x258 + 17,
-        0x268..=0x26f => number as usize - 0x268 + 19,
-        _ => return None,
-    })
 }
 
 /// What kernels read on AMD's processors and virtual machines answer with zero: SYSCFG, HWCR, NB_CFG,
@@ -99,7 +81,6 @@ impl Cpu {
             msr::SYSENTER_EIP => self.msr.sysenter_eip,
             msr::MISC_ENABLE => self.msr.misc_enable,
             msr::PAT => self.msr.pat,
-            msr::MTRR_DEF_TYPE => self.msr.mtrr_def_type,
             msr::EFER => self.efer,
             msr::STAR => self.msr.star,
             msr::LSTAR => self.msr.lstar,
@@ -127,7 +108,6 @@ impl Cpu {
                 let valid = v.to_le_bytes().iter().all(|t| matches!(t, 0 | 1 | 4..=7));
                 self.msr.pat = valid.then_some(v)?;
             }
-            msr::MTRR_DEF_TYPE => self.msr.mtrr_def_type = v,
             msr::EFER => return self.write_efer(v),
             msr::STAR => self.msr.star = v,
             msr::LSTAR => self.msr.lstar = address()?,
@@ -173,14 +153,9 @@ impl Cpu {
             // IA32_BIOS_SIGN_ID (microcode revision), IA32_PLATFORM_ID.
             0x8b | 0x17 => Some(0),
             _ if AMD_ZERO.contains(&number) => Some(0),
-            // IA32_MTRRCAP and the memory ranges: caching is not modelled, all is write-back.
-            MTRR_CAP => Some(MTRR_CAP_VALUE),
-            _ if mtrr_slot(number).is_some() => {
-                mtrr_slot(number).and_then(|i| self.msr.mtrr.get(i).copied())
-            }
             msr::KVM_SYSTEM_TIME => Some(self.clock.system_time),
             msr::KVM_WALL_CLOCK => Some(self.clock.wall_clock),
-            _ => None,
+            _ => self.msr.mtrr.read(number),
         }
     }
 
@@ -190,13 +165,7 @@ impl Cpu {
             msr::KVM_WALL_CLOCK => self.set_wall_clock(v),
             0x8b => {}
             _ if AMD_ZERO.contains(&number) => return (v == 0).then_some(()),
-            _ if mtrr_slot(number).is_some() => {
-                let slot = mtrr_slot(number).and_then(|i| self.msr.mtrr.get_mut(i));
-                if let Some(slot) = slot {
-                    *slot = v;
-                }
-            }
-            _ => return None,
+            _ => return self.msr.mtrr.write(number, v, self.phys_bits),
         }
         Some(())
     }

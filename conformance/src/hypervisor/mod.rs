@@ -45,6 +45,7 @@ macro_rules! hypervisor_suite {
             state {
                 everything_comes_back,
                 what_comes_back_goes_on,
+                an_older_list_of_msrs_loads,
                 a_foreign_msr_is_refused,
             }
             kick {

@@ -2,9 +2,9 @@
 
 use vmm_core::cpu_state::VcpuState;
 use vmm_core::hypervisor::Hypervisor;
-use vmm_core::x86::{Msr, X86VcpuState, lapic_register, msr};
+use vmm_core::x86::{Msr, MsrList, X86VcpuState, lapic_register, msr};
 
-use crate::guest::{TestVm, start};
+use crate::guest::{TestVm, portable_cpu, start};
 
 /// Changes every part of the state.
 #[rustfmt::skip]
@@ -34,6 +34,12 @@ const CHANGES: &[u8] = &[
     0xb9, 0x77, 0x02, 0x00, 0x00, // mov ecx,0x277
     0xb8, 0x06, 0x06, 0x06, 0x06, // mov eax,0x6060606
     0x89, 0xc2, // mov edx,eax
+    0x0f, 0x30, // wrmsr
+    0xb9, 0x50, 0x02, 0x00, 0x00, // mov ecx,0x250
+    0x0f, 0x30, // wrmsr
+    0xb9, 0x00, 0x02, 0x00, 0x00, // mov ecx,0x200
+    0xb8, 0x06, 0x00, 0x00, 0xc0, // mov eax,0xc0000006
+    0x31, 0xd2, // xor edx,edx
     0x0f, 0x30, // wrmsr
     0xbb, 0x00, 0x00, 0xe0, 0xfe, // mov ebx,0xfee00000
     0xc7, 0x83, 0xf0, 0x00, 0x00, 0x00, 0xfe, 0x01, 0x00, 0x00, // mov DWORD PTR [rbx+0xf0],0x1fe
@@ -131,6 +137,13 @@ pub(super) fn unusual() -> X86VcpuState {
         (msr::SYSENTER_ESP, 0x1000_1000),
         (msr::SYSENTER_EIP, 0x8100_2000),
         (msr::PAT, 0x0407_0105_0007_0406),
+        // Memory ranges: 1 GiB uncached at 2 GiB, pieces of the first MiB, all on.
+        (*msr::MTRR_VARIABLE.start(), 0x8000_0000),
+        (*msr::MTRR_VARIABLE.start() + 1, 0xff_c000_0800),
+        (*msr::MTRR_VARIABLE.end() - 1, 0x1_0000_0005),
+        (msr::MTRR_FIXED[0], 0x0505_0505_0606_0606),
+        (msr::MTRR_FIXED[10], 0x0400_0106_0504_0100),
+        (msr::MTRR_DEF_TYPE, 0xc06),
     ] {
         state.msrs.retain(|msr| msr.index != number);
         state.msrs.push(Msr {
@@ -212,6 +225,8 @@ pub fn everything_comes_back(hypervisor: &dyn Hypervisor) {
         msr::STAR,
         msr::SYSENTER_EIP,
         msr::PAT,
+        *msr::MTRR_VARIABLE.start(),
+        msr::MTRR_FIXED[0],
     ] {
         assert_ne!(changed.msr(number), saved.msr(number), "MSR {number:#x}");
     }
@@ -303,6 +318,25 @@ pub fn what_comes_back_goes_on(hypervisor: &dyn Hypervisor) {
     assert_eq!(area[..28], state.xsave[0].bytes[..28]);
     assert_eq!(area[32..160], state.xsave[0].bytes[32..]);
     assert_eq!(area[160..416], state.xsave[1].bytes[..]);
+}
+
+/// A point of before MTRRs were saved loads with the list of MSRs that it was made with.
+pub fn an_older_list_of_msrs_loads(hypervisor: &dyn Hypervisor) {
+    let is_new =
+        |number: u32| msr::MTRR_VARIABLE.contains(&number) || msr::MTRR_FIXED.contains(&number);
+    let mut x86 = portable_cpu(hypervisor);
+    let mut numbers = x86.msrs.numbers().to_vec();
+    numbers.retain(|number| !is_new(*number));
+    x86.msrs = MsrList::from_numbers(numbers.clone());
+    let mut old = unusual();
+    old.msrs.retain(|msr| !is_new(msr.index));
+    let vm = TestVm::with_cpu(hypervisor, 1, x86);
+    let mut vcpu = vm.bind(0);
+    vcpu.load(&old);
+    let saved = vcpu.save();
+    assert_same_values(&saved, &old);
+    let saved: Vec<u32> = saved.msrs.iter().map(|msr| msr.index).collect();
+    assert_eq!(saved, numbers);
 }
 
 /// An MSR outside of the profile is an error, not ignored.

@@ -9,6 +9,12 @@ pub mod msr {
     pub const SYSENTER_EIP: u32 = 0x176;
     pub const MISC_ENABLE: u32 = 0x1a0;
     pub const PAT: u32 = 0x277;
+    /// Bases and masks of the eight variable ranges in turn, to 0x20f.
+    pub const MTRR_VARIABLE: std::ops::RangeInclusive<u32> = 0x200..=0x20f;
+    /// Types of the first MiB, in pieces of 64, 16 and 4 KiB.
+    pub const MTRR_FIXED: [u32; 11] = [
+        0x250, 0x258, 0x259, 0x268, 0x269, 0x26a, 0x26b, 0x26c, 0x26d, 0x26e, 0x26f,
+    ];
     pub const MTRR_DEF_TYPE: u32 = 0x2ff;
     pub const EFER: u32 = 0xc000_0080;
     pub const STAR: u32 = 0xc000_0081;
@@ -30,9 +36,9 @@ pub struct MsrList {
 }
 
 impl MsrList {
-    /// The MSRs that every profile has.
+    /// The MSRs that every profile has. Points of before have no memory ranges in their own lists.
     pub fn model_1() -> Self {
-        let numbers = vec![
+        let mut numbers = vec![
             msr::TSC,
             msr::SYSENTER_CS,
             msr::SYSENTER_ESP,
@@ -48,6 +54,8 @@ impl MsrList {
             msr::KVM_WALL_CLOCK,
             msr::KVM_SYSTEM_TIME,
         ];
+        numbers.extend(msr::MTRR_VARIABLE);
+        numbers.extend(msr::MTRR_FIXED);
         Self { numbers }
     }
 
