@@ -9,6 +9,13 @@ use std::io::{self, Write};
 /// Set to `1` where KVM must work: what would be skipped for want of it then fails.
 pub const REQUIRE_KVM: &str = "SMOLVM_REQUIRE_KVM";
 
+/// Whether this host's processor is QEMU's emulator.
+#[cfg(target_arch = "x86_64")]
+pub fn host_is_qemu() -> bool {
+    let leaf = std::arch::x86_64::__cpuid(0x4000_0000);
+    leaf.ebx.to_le_bytes() == *b"TCGT"
+}
+
 /// Says that `test` is skipped and why.
 ///
 /// ```

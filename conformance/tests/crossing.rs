@@ -1,6 +1,6 @@
 //! Saved states cross from one backend to another.
 
-use conformance::hypervisor::crossing;
+use conformance::hypervisor::{breakpoints, crossing};
 use conformance::skip;
 use vmm_core::hypervisor::Hypervisor;
 
@@ -34,5 +34,36 @@ fn every_register_survives_the_crossing() {
     if let Some(kvm) = kvm("every_register_survives_the_crossing") {
         crossing::state_is_kept(&*kvm, &soft(), &*kvm);
         crossing::state_is_kept(&soft(), &*kvm, &*kvm);
+    }
+}
+
+/// Why breakpoints cannot be met on this host's KVM.
+fn no_breakpoints() -> Option<&'static str> {
+    if skip::host_is_qemu() {
+        return Some("QEMU enters a guest without its breakpoints");
+    }
+    let emulated = kvm_backend::probe().is_err();
+    emulated.then_some("no breakpoints where KVM emulates instructions")
+}
+
+#[test]
+fn breakpoints_of_kvm_are_met_on_the_software_cpu() {
+    const TEST: &str = "breakpoints_of_kvm_are_met_on_the_software_cpu";
+    if skip::host_is_qemu() {
+        return skip::because(TEST, "QEMU keeps a guest's breakpoints for the next one");
+    }
+    if let Some(kvm) = kvm(TEST) {
+        breakpoints::go_on_elsewhere(&*kvm, &soft(), &*kvm);
+    }
+}
+
+#[test]
+fn breakpoints_of_the_software_cpu_are_met_on_kvm() {
+    const TEST: &str = "breakpoints_of_the_software_cpu_are_met_on_kvm";
+    if let Some(reason) = no_breakpoints() {
+        return skip::because(TEST, reason);
+    }
+    if let Some(kvm) = kvm(TEST) {
+        breakpoints::go_on_elsewhere(&soft(), &*kvm, &*kvm);
     }
 }

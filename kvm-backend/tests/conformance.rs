@@ -16,6 +16,11 @@ const NOT_EMULATED: &[(&str, &str)] = &[
         "clock::tsc_and_kvm_clock_keep_step",
         "the TSC is the host's",
     ),
+    ("breakpoints::breakpoints_come_back", "no breakpoints"),
+    (
+        "breakpoints::code_and_data_stop_the_guest",
+        "no breakpoints",
+    ),
     ("cpuid::is_what_the_table_says", "CPUID is the host's"),
     ("exceptions::a_breakpoint", "no INT3"),
     ("exceptions::a_software_interrupt", "no INT"),
@@ -37,6 +42,10 @@ const WRONG_IN_QEMU: &[(&str, &str)] = &[
         "exceptions::faults_in_delivery_become_others",
         "QEMU miscounts the error code",
     ),
+    (
+        "breakpoints::breakpoints_come_back",
+        "QEMU enters a guest without its breakpoints",
+    ),
 ];
 
 /// What cannot be had where the host's own kernel has given up the TSC: KVM then stops a guest's TSC
@@ -53,12 +62,6 @@ fn tsc_is_unstable() -> bool {
         .is_ok_and(|list| !list.split_whitespace().any(|name| name == "tsc"))
 }
 
-/// Whether this host's processor is QEMU's emulator.
-fn host_is_qemu() -> bool {
-    let leaf = std::arch::x86_64::__cpuid(0x4000_0000);
-    leaf.ebx.to_le_bytes() == *b"TCGT"
-}
-
 /// Why this host cannot run a test that other hosts with KVM can.
 fn obstacle(test: &str) -> Option<&'static str> {
     let find = |list: &[(&str, &'static str)]| {
@@ -66,7 +69,7 @@ fn obstacle(test: &str) -> Option<&'static str> {
         found.map(|(_, reason)| *reason)
     };
     find(WRONG_IN_QEMU)
-        .filter(|_| host_is_qemu())
+        .filter(|_| skip::host_is_qemu())
         .or_else(|| find(UNSTABLE_TSC).filter(|_| tsc_is_unstable()))
         .or_else(|| find(NOT_EMULATED).filter(|_| kvm_backend::probe().is_err()))
 }

@@ -35,8 +35,8 @@
 //!
 //! # Not here
 //!
-//! No virtual-8086 mode and no task switches, no AVX, no SMM, no performance counters. Data
-//! breakpoints are stored and never hit.
+//! No virtual-8086 mode and no task switches, no AVX, no SMM, no performance counters, no last
+//! branch records.
 //!
 //! # Example
 //!
@@ -61,6 +61,7 @@ mod backend;
 mod block;
 mod clock;
 mod cpu;
+mod debug;
 mod decode;
 mod exceptions;
 pub mod fpu;

@@ -6,8 +6,9 @@ use vmm_core::Gpa;
 use vmm_core::exit::ExitHandler;
 
 use crate::block::{BlockId, CodeCache};
-use crate::cpu::flags::{IF, TF};
+use crate::cpu::flags::{IF, RF, TF};
 use crate::cpu::{Cpu, Exception, Flow, IoRequest, Step, Trap};
+use crate::debug::BS;
 use crate::decode::op::Op;
 use crate::exceptions::{Event, Undelivered};
 
@@ -60,19 +61,51 @@ impl Engine<'_> {
             {
                 return stop;
             }
+            let mut alone = false;
+            if self.cpu.debug.pending != 0 || self.cpu.flag(RF) {
+                alone = match self.before_special() {
+                    Ok(alone) => alone,
+                    Err(stop) => return stop,
+                };
+            }
             let trap_flag = self.cpu.flag(TF);
-            let single = trap_flag || self.cpu.shadow;
+            let single = trap_flag || self.cpu.shadow || alone;
             self.cpu.shadow = false;
             let outcome = self.blocks(single, end);
             let stop = match outcome {
-                Outcome::Check => self.single_step(trap_flag),
+                Outcome::Check => self.debug_trap(trap_flag),
                 Outcome::Trap => self.trap(trap_flag),
                 Outcome::Budget => Some(Stop::Budget),
                 Outcome::Attention => Some(Stop::Attention),
             };
-            if let Some(stop) = stop {
+            if let Some(stop) = stop.or_else(|| self.limit(end)) {
                 return stop;
             }
+        }
+    }
+
+    /// Guest code that comes by here with every instruction must not run for ever.
+    #[inline]
+    fn limit(&self, end: u64) -> Option<Stop> {
+        let stop = if self.cpu.retired >= end {
+            Stop::Budget
+        } else if self.attention.load(Ordering::Relaxed) {
+            Stop::Attention
+        } else {
+            return None;
+        };
+        // What was met is no part of saved state: it is delivered first.
+        let may_stop = !self.cpu.shadow && self.cpu.debug.pending == 0;
+        may_stop.then_some(stop)
+    }
+
+    /// Before an instruction that RF is set for, that follows MOV SS, or where a delivery met a watchpoint.
+    /// True if it has to run in a block of its own.
+    #[cold]
+    fn before_special(&mut self) -> Result<bool, Stop> {
+        match self.debug_trap(false) {
+            Some(stop) => Err(stop),
+            None => Ok(self.cpu.take_resume_flag()),
         }
     }
 
@@ -101,34 +134,52 @@ impl Engine<'_> {
 
     /// Delivers; `ip` is the address of the instruction that is the cause.
     fn deliver_from(&mut self, mut event: Event, ip: u64) -> Option<Stop> {
-        loop {
+        let pending = self.cpu.debug.pending;
+        self.cpu.debug.noting = true;
+        let stop = loop {
             match self.cpu.deliver(event, ip) {
-                Ok(()) => return None,
-                Err(Undelivered::TripleFault) => return Some(Stop::TripleFault),
+                Ok(()) => break None,
+                Err(Undelivered::TripleFault) => break Some(Stop::TripleFault),
                 Err(Undelivered::CodeWrite { gpa, event: again }) => {
                     self.cache.invalidate(self.cpu, gpa >> 12);
                     event = again;
                 }
             }
+        };
+        self.cpu.debug.noting = false;
+        if let Event::Exception(Exception { vector: 1, .. }) = event {
+            self.cpu.debug.pending = pending;
         }
+        stop
     }
 
-    /// After a completed instruction under TF.
-    fn single_step(&mut self, trap_flag: bool) -> Option<Stop> {
-        if !trap_flag {
+    /// The debug exception after an instruction: of the breakpoints it met, and of TF.
+    #[inline]
+    fn debug_trap(&mut self, trap_flag: bool) -> Option<Stop> {
+        if !trap_flag && self.cpu.debug.pending == 0 {
             return None;
         }
-        const BS: u64 = 1 << 14;
-        self.cpu.dr[6] |= BS;
-        self.deliver(Event::Exception(Exception {
-            vector: 1,
-            error: None,
-        }))
+        self.deliver_debug_trap(trap_flag)
+    }
+
+    #[cold]
+    fn deliver_debug_trap(&mut self, trap_flag: bool) -> Option<Stop> {
+        if self.cpu.debug.is_held() {
+            return None;
+        }
+        let step = if trap_flag { BS } else { 0 };
+        let reasons = std::mem::take(&mut self.cpu.debug.pending) | step;
+        let exception = self.cpu.debug_exception(reasons);
+        self.deliver(Event::Exception(exception))
     }
 
     fn trap(&mut self, trap_flag: bool) -> Option<Stop> {
         match std::mem::replace(&mut self.cpu.trap, Trap::None) {
-            Trap::Exception(e) => self.deliver(Event::Exception(e)),
+            Trap::Exception(e) => {
+                // Handlers that never get to an instruction of their own use up the budget, too.
+                self.cpu.retired += 1;
+                self.deliver(Event::Exception(e))
+            }
             Trap::SoftInt { vector, next } => {
                 let ip = std::mem::replace(&mut self.cpu.rip, next);
                 self.deliver_from(Event::Soft(vector), ip)
@@ -137,6 +188,7 @@ impl Engine<'_> {
                 self.cache.invalidate(self.cpu, gpa >> 12);
                 self.once(trap_flag)
             }
+            Trap::Watched => self.once(trap_flag),
             Trap::Halt { next } => {
                 self.cpu.rip = next;
                 Some(Stop::Halted)
@@ -146,8 +198,11 @@ impl Engine<'_> {
         }
     }
 
-    /// Runs one instruction that stores to decoded code, without keeping it decoded.
+    /// Runs one instruction that stores to decoded code or meets a watchpoint, without keeping it
+    /// decoded.
     fn once(&mut self, trap_flag: bool) -> Option<Stop> {
+        let before = std::mem::take(&mut self.cpu.debug.pending);
+        self.cpu.debug.noting = true;
         let done = match self.cache.decode_once(self.cpu) {
             Ok(op) => {
                 self.cpu.regs[16] = self.cpu.rip;
@@ -164,16 +219,24 @@ impl Engine<'_> {
                     }
                 }
             }
-            Err(_) => false,
+            Err(_) => {
+                self.cpu.forget_replay();
+                false
+            }
         };
+        self.cpu.debug.noting = false;
         if done {
-            self.single_step(trap_flag)
+            self.cpu.debug.pending |= before;
+            self.debug_trap(trap_flag)
         } else {
+            // What an instruction met that did not complete does not count.
+            self.cpu.debug.pending = before;
             self.trap(trap_flag)
         }
     }
 
     /// Runs blocks until something else is to be done.
+    #[inline(always)]
     fn blocks(&mut self, single: bool, end: u64) -> Outcome {
         if self.cpu.ram.ram.take_code_is_stale() {
             self.cache.drop_stale(self.cpu);
@@ -254,6 +317,7 @@ impl Engine<'_> {
         if r.is_err() && matches!(self.cpu.trap, Trap::Io(_)) {
             return answer(self.cpu, self.handler, op);
         }
+        end_replay(self.cpu, r.is_ok());
         r
     }
 }
@@ -276,9 +340,19 @@ fn answer(cpu: &mut Cpu, handler: &mut dyn ExitHandler, op: &Op) -> Step {
         let r = (op.run)(cpu, op);
         let again = r.is_err() && matches!(cpu.trap, Trap::Io(_));
         if !again {
-            cpu.forget_replay();
+            end_replay(cpu, r.is_ok());
             return r;
         }
+    }
+}
+
+/// After an attempt to run an instruction: answered accesses are kept if it is to be run again.
+#[inline]
+fn end_replay(cpu: &mut Cpu, done: bool) {
+    if !done && matches!(cpu.trap, Trap::CodeWrite { .. } | Trap::Watched) {
+        cpu.replay_pos = 0;
+    } else {
+        cpu.forget_replay();
     }
 }
 

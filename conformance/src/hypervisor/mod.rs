@@ -2,6 +2,7 @@
 //!
 //! [`hypervisor_suite!`](crate::hypervisor_suite) lists them all.
 
+pub mod breakpoints;
 pub mod clock;
 pub mod cpuid;
 pub mod crossing;
@@ -94,6 +95,10 @@ macro_rules! hypervisor_suite {
                 page_faults_say_what_and_where,
                 faults_in_delivery_become_others,
                 a_triple_fault_is_reported,
+            }
+            breakpoints {
+                code_and_data_stop_the_guest,
+                breakpoints_come_back,
             }
             user_mode {
                 system_calls_come_and_go,

@@ -9,6 +9,7 @@ use vmm_core::x86::{
 
 use crate::cpu::state::{cr0, efer};
 use crate::cpu::{Cpu, Mode, Trap};
+use crate::debug::{dr6_of, dr7_of};
 use crate::fpu::image::{FXSAVE_BYTES, FxLayout};
 use crate::segments::{CS, DS, DescTable, ES, FS, GS, SS, Segment, attr};
 
@@ -125,8 +126,8 @@ pub(super) fn save(cpu: &mut Cpu, msrs: &MsrList) -> X86VcpuState {
         },
         events: PendingEvents {
             shadow: InterruptShadow {
-                sti: cpu.shadow,
-                mov_ss: false,
+                sti: cpu.shadow && !cpu.debug.is_held(),
+                mov_ss: cpu.debug.is_held(),
             },
             nmi_pending: cpu.nmi_pending,
             nmi_masked: cpu.nmi_masked,
@@ -151,6 +152,9 @@ fn check(s: &X86VcpuState) -> Result<(), HypervisorError> {
     let lma = sys.efer & efer::LMA != 0;
     if lma != (paging && sys.efer & efer::LME != 0) {
         return Err(wrong("EFER.LMA does not follow EFER.LME and CR0.PG"));
+    }
+    if (s.debug.dr6 | s.debug.dr7) >> 32 != 0 {
+        return Err(wrong("DR6 and DR7 have 32 bits"));
     }
     if s.xcr0 & !3 != 0 {
         return Err(wrong(format!(
@@ -223,8 +227,9 @@ pub(super) fn load(cpu: &mut Cpu, s: &X86VcpuState) -> Result<(), HypervisorErro
     cpu.rip = rip;
     cpu.set_rflags(rflags);
     cpu.dr[..4].copy_from_slice(&s.debug.addresses);
-    cpu.dr[6] = s.debug.dr6;
-    cpu.dr[7] = s.debug.dr7;
+    cpu.dr[6] = dr6_of(s.debug.dr6);
+    cpu.dr[7] = dr7_of(s.debug.dr7);
+    cpu.restart_debugging();
     load_events(cpu, s)?;
     cpu.mp_state = s.mp_state;
     cpu.trap = Trap::None;
@@ -237,6 +242,7 @@ pub(super) fn load(cpu: &mut Cpu, s: &X86VcpuState) -> Result<(), HypervisorErro
 fn load_events(cpu: &mut Cpu, s: &X86VcpuState) -> Result<(), HypervisorError> {
     let e = &s.events;
     cpu.shadow = e.shadow.sti || e.shadow.mov_ss;
+    cpu.debug.hold(e.shadow.mov_ss);
     cpu.nmi_pending = e.nmi_pending || e.nmi_injected;
     cpu.nmi_masked = e.nmi_masked && !e.nmi_injected;
     cpu.sipi_vector = e.sipi_vector;

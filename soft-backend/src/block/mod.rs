@@ -19,7 +19,7 @@ use eviction::Room;
 /// Most instructions in a block.
 const MAX_OPS: usize = 64;
 /// Bytes looked at for one block.
-const WINDOW: usize = 320;
+pub(crate) const WINDOW: usize = 320;
 /// Entries of a vCPU's table of recent branch targets; a power of two.
 const JUMP_ENTRIES: usize = 4096;
 
@@ -127,8 +127,11 @@ impl JumpTable {
     }
 }
 
+/// In a key: the block has one instruction.
+const SINGLE: u64 = 1 << 2;
+
 fn key(pa: u64, mode: Mode, single: bool) -> u64 {
-    pa << 3 | mode as u64 | u64::from(single) << 2
+    pa << 3 | mode as u64 | if single { SINGLE } else { 0 }
 }
 
 /// Bytes of code from an address to the end of its page, at most a window.
@@ -171,6 +174,7 @@ impl CodeCache {
     fn find_slow(&mut self, cpu: &mut Cpu, single: bool) -> R<BlockId> {
         let rip = cpu.rip;
         let at = linear(cpu, rip);
+        let single = cpu.code_breakpoint(at)? || single;
         let pa = cpu.fetch_page(at)?;
         let k = key(pa, cpu.mode, single);
         let id = match self.by_key.get(&k) {
@@ -208,8 +212,11 @@ impl CodeCache {
         }
         let before = self.epoch;
         let id = self.find(cpu, false)?;
-        // A crossing block must be looked up each time; a changed cache may have dropped `from`.
-        if !self.blocks[id as usize].crossing && self.epoch == before {
+        // A crossing block and one near a breakpoint must be looked up each time; a changed cache may
+        // have dropped `from`.
+        let lasting =
+            !self.blocks[id as usize].crossing && self.places[id as usize].key & SINGLE == 0;
+        if lasting && self.epoch == before {
             self.blocks[from as usize].links[n] = Link {
                 context: cpu.code_context,
                 id,

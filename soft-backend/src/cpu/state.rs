@@ -40,6 +40,7 @@ pub(crate) mod cr0 {
 /// CR4 bits.
 pub(crate) mod cr4 {
     pub(crate) const TSD: u64 = 1 << 2;
+    pub(crate) const DE: u64 = 1 << 3;
     pub(crate) const PSE: u64 = 1 << 4;
     pub(crate) const PAE: u64 = 1 << 5;
     pub(crate) const OSFXSR: u64 = 1 << 9;
@@ -115,6 +116,8 @@ pub(crate) enum Trap {
     CodeWrite {
         gpa: u64,
     },
+    /// An access that a watchpoint waits for; run again with what it meets noted.
+    Watched,
     /// HLT; `next` is the address of the instruction after it.
     Halt {
         next: u64,
@@ -163,6 +166,7 @@ pub(crate) struct Cpu {
     pub(crate) cr4: u64,
     pub(crate) efer: u64,
     pub(crate) dr: [u64; 8],
+    pub(crate) debug: crate::debug::Debug,
     pub(crate) msr: Msrs,
     pub(crate) cpuid: CpuidTable,
     pub(crate) fp: FpState,
@@ -367,6 +371,7 @@ impl Cpu {
             cr4: 0,
             efer: 0,
             dr: [0; 8],
+            debug: crate::debug::Debug::default(),
             msr: Msrs::reset(index == 0),
             cpuid,
             fp: FpState::default(),
@@ -431,7 +436,17 @@ impl Cpu {
         };
         self.cr0 = cr0::ET | cr0::NW | cr0::CD;
         (self.cr2, self.cr3, self.cr4, self.efer) = (0, 0, 0, 0);
-        self.dr = [0, 0, 0, 0, 0, 0, 0xffff_0ff0, 0x400];
+        self.dr = [
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            crate::debug::dr6_of(0),
+            crate::debug::dr7_of(0),
+        ];
+        self.restart_debugging();
         self.cpl = 0;
         self.shadow = false;
         self.trap = Trap::None;

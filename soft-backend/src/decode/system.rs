@@ -159,8 +159,8 @@ fn control_moves(b: &mut Build<'_>) -> Option<Choice> {
     };
     b.dst(0);
     b.src(1);
-    let writes_cr = r0.is_cr();
-    Some(if writes_cr {
+    let writes = r0.is_cr() || r0.is_dr();
+    Some(if writes {
         Choice::end(run)
     } else {
         Choice::next(run)

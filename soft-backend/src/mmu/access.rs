@@ -1,7 +1,7 @@
 //! Loads and stores by linear address.
 //!
 //! The fast path is one compare with the TLB; everything else (a miss, a page crossing, a device, a
-//! store to code) goes through the slow functions at the end of the file.
+//! store to code, a watchpoint) goes through the slow functions at the end of the file.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -94,13 +94,24 @@ impl Cpu {
 
     /// The host pointer for a store inside one page of RAM; `None` for a device or a crossing.
     pub(crate) fn ram_for_write<T: Int>(&mut self, va: u64) -> R<Option<HostPtr>> {
-        self.run_for(va, T::BYTES, Access::Write)
+        self.in_page::<false>(va, T::BYTES, Access::Write)
     }
 
-    /// The host pointer for an access of `len` bytes inside one page of RAM; `None` for a device or
-    /// when the access leaves the page.
+    /// The host pointer for accesses to `len` bytes inside one page of RAM; `None` for a device, where
+    /// they leave the page, or if each of them has to be looked at.
     #[inline]
     pub(crate) fn run_for(&mut self, va: u64, len: u64, kind: Access) -> R<Option<HostPtr>> {
+        self.in_page::<true>(va, len, kind)
+    }
+
+    /// `SEVERAL` accesses, or one.
+    #[inline]
+    fn in_page<const SEVERAL: bool>(
+        &mut self,
+        va: u64,
+        len: u64,
+        kind: Access,
+    ) -> R<Option<HostPtr>> {
         let e = &self.tlb.entries[Tlb::slot(va)];
         let tag = if kind == Access::Write {
             e.write
@@ -110,7 +121,24 @@ impl Cpu {
         if tag == (va.wrapping_add(len - 1) & PAGE_MASK | self.tlb_tag) {
             return Ok(Some(HostPtr::from_tlb(e.addend, va)));
         }
+        self.in_page_slow(va, len, kind, SEVERAL)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn in_page_slow(
+        &mut self,
+        va: u64,
+        len: u64,
+        kind: Access,
+        several: bool,
+    ) -> R<Option<HostPtr>> {
         if (va & (PAGE - 1)) + len > PAGE {
+            return Ok(None);
+        }
+        if !several {
+            self.watch(va, len, kind)?;
+        } else if self.debug.watches_page(va, kind) {
             return Ok(None);
         }
         match self.place(va, kind, self.tlb_tag)? {
@@ -138,6 +166,7 @@ impl Cpu {
 
     /// Faults as a write of `len` bytes would, without writing.
     pub(crate) fn probe_write(&mut self, va: u64, len: u64) -> R<()> {
+        self.watch_probe(va, len)?;
         self.place(va, Access::Write, self.tlb_tag)?;
         if (va & (PAGE - 1)) + len > PAGE {
             self.place(va.wrapping_add(len - 1), Access::Write, self.tlb_tag)?;
@@ -218,13 +247,16 @@ impl Cpu {
             }
             self.ram.mark_dirty(pa);
         }
-        self.tlb.insert(va, tag, kind, page);
+        if !self.debug.watches_page(va, kind) {
+            self.tlb.insert(va, tag, kind, page);
+        }
         Ok(Place::Ram(page.add((pa & (PAGE - 1)) as usize)))
     }
 
     #[cold]
     #[inline(never)]
     fn read_slow<T: Int>(&mut self, va: u64, tag: u64) -> R<T> {
+        self.watch(va, T::BYTES, Access::Read)?;
         if (va & (PAGE - 1)) + T::BYTES <= PAGE {
             return match self.place(va, Access::Read, tag)? {
                 Place::Ram(p) => Ok(p.load()),
@@ -245,6 +277,7 @@ impl Cpu {
     #[cold]
     #[inline(never)]
     fn write_slow<T: Int>(&mut self, va: u64, v: T, tag: u64) -> R<()> {
+        self.watch(va, T::BYTES, Access::Write)?;
         if (va & (PAGE - 1)) + T::BYTES <= PAGE {
             return match self.place_sized(va, T::BYTES, tag)? {
                 Place::Ram(p) => {

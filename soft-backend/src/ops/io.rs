@@ -38,6 +38,7 @@ fn port<const DX: bool>(cpu: &Cpu, op: &Op) -> u16 {
 pub(crate) fn input<T: Int, const DX: bool>(cpu: &mut Cpu, op: &Op) -> Step {
     let port = port::<DX>(cpu, op);
     check_port(cpu, port, T::BYTES)?;
+    cpu.watch_port(port, T::BYTES)?;
     let v = cpu.request(IoRequest::PortIn {
         port,
         size: T::BYTES as u8,
@@ -49,6 +50,7 @@ pub(crate) fn input<T: Int, const DX: bool>(cpu: &mut Cpu, op: &Op) -> Step {
 pub(crate) fn output<T: Int, const DX: bool>(cpu: &mut Cpu, op: &Op) -> Step {
     let port = port::<DX>(cpu, op);
     check_port(cpu, port, T::BYTES)?;
+    cpu.watch_port(port, T::BYTES)?;
     let data = cpu.get::<T>(0).u64() as u32;
     cpu.request(IoRequest::PortOut {
         port,

@@ -175,6 +175,7 @@ fn load(cpu: &mut Cpu, op: &Op, selector: u16) -> Step {
     cpu.rip = cpu.next_ip(op);
     if reg == SS {
         cpu.shadow = true;
+        cpu.debug.hold(true);
     }
     // Outside 64-bit mode, decoded blocks may depend on nothing of a data segment but SS's width,
     // which the code context holds.
@@ -210,6 +211,9 @@ pub(crate) fn load_far<T: Int>(cpu: &mut Cpu, op: &Op) -> Step {
     let offset = cpu.read::<T>(at)?;
     let selector = cpu.read::<u16>(at.wrapping_add(T::BYTES))?;
     let flow = load(cpu, &Op { dst: op.src, ..*op }, selector)?;
+    // Stack segment and pointer change together: nothing has to wait.
+    cpu.shadow = false;
+    cpu.debug.hold(false);
     cpu.set(op.dst, offset);
     Ok(flow)
 }

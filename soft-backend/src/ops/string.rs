@@ -3,7 +3,7 @@
 //! Progress is in the registers after each element, so a fault or an interrupt between elements
 //! resumes the instruction. Forward MOVS and STOS over RAM go a page run at a time.
 
-use crate::cpu::flags::DF;
+use crate::cpu::flags::{DF, TF};
 use crate::cpu::{Cpu, Flow, IoRequest, R, Step};
 use crate::decode::op::{MEM_32, MEM_LIMIT, MEM_SEG, MEM_SIZE, Op};
 use crate::int::Int;
@@ -100,23 +100,33 @@ fn repeat<const REP: u8>(
         element(cpu, walk, 1)?;
         return Ok(Flow::Next);
     }
+    // A trap comes after each iteration, not after the instruction.
+    let stepping = cpu.flag(TF);
+    let most = if stepping { 1 } else { u64::MAX };
     for _ in 0..SLICE {
         let left = walk.count(cpu);
         if left == 0 {
             return Ok(Flow::Next);
         }
-        let (done, stop) = element(cpu, walk, left)?;
+        let (done, stop) = element(cpu, walk, left.min(most))?;
         walk.counted(cpu, done);
         cpu.forget_replay();
         if stop {
             return Ok(Flow::Next);
+        }
+        if stepping || cpu.debug.pending != 0 {
+            break;
         }
     }
     if walk.count(cpu) == 0 {
         return Ok(Flow::Next);
     }
     cpu.rip = cpu.ip(op);
-    Ok(Flow::Jump)
+    Ok(if cpu.leaves_repetition(stepping) {
+        Flow::Check
+    } else {
+        Flow::Jump
+    })
 }
 
 /// How many elements fit in the page from `at`, at most `left`.
@@ -232,6 +242,7 @@ pub(crate) fn ins<T: Int, const REP: u8>(cpu: &mut Cpu, op: &Op) -> Step {
         let to = w.dest::<T>(cpu, true)?;
         // The device is read only once the store is known to succeed.
         cpu.probe_write(to, T::BYTES)?;
+        cpu.watch_port(port, T::BYTES)?;
         let v = cpu.request(IoRequest::PortIn {
             port,
             size: T::BYTES as u8,
@@ -249,6 +260,7 @@ pub(crate) fn outs<T: Int, const REP: u8>(cpu: &mut Cpu, op: &Op) -> Step {
     repeat::<REP>(cpu, op, &walk, |cpu, w, _| {
         let from = w.source::<T>(cpu)?;
         let v = cpu.read::<T>(from)?.u64() as u32;
+        cpu.watch_port(port, T::BYTES)?;
         cpu.request(IoRequest::PortOut {
             port,
             size: T::BYTES as u8,

@@ -3,6 +3,7 @@
 use crate::cpu::flags::{AC, IF};
 use crate::cpu::state::{cr0, cr4, efer};
 use crate::cpu::{Cpu, Flow, R, Step, Trap, Trapped};
+use crate::debug::{dr6_of, dr7_of};
 use crate::decode::op::Op;
 use crate::int::Int;
 use crate::segments::{CS, GS, attr};
@@ -58,6 +59,7 @@ impl Cpu {
             return Err(self.gp(0));
         }
         self.cr4 = v;
+        self.update_breakpoints();
         self.flush_tlb();
         Ok(())
     }
@@ -143,30 +145,18 @@ pub(crate) fn to_cr(cpu: &mut Cpu, op: &Op) -> Step {
 
 /// DR4 and DR5 are DR6 and DR7 (CR4.DE is clear or #UD).
 fn dr_number(cpu: &mut Cpu, n: u8) -> R<usize> {
-    const DE: u64 = 1 << 3;
     match n {
-        4 | 5 if cpu.cr4 & DE != 0 => Err(cpu.ud()),
+        4 | 5 if cpu.cr4 & cr4::DE != 0 => Err(cpu.ud()),
         4 | 5 => Ok(n as usize + 2),
         0..=7 => Ok(n as usize),
         _ => Err(cpu.ud()),
     }
 }
 
-/// General detect (DR7.GD): any access is #DB.
-fn general_detect(cpu: &mut Cpu) -> R<()> {
-    const GD: u64 = 1 << 13;
-    if cpu.dr[7] & GD != 0 {
-        cpu.dr[6] |= 1 << 13;
-        cpu.dr[7] &= !GD;
-        return Err(cpu.raise(1, None));
-    }
-    Ok(())
-}
-
 pub(crate) fn from_dr(cpu: &mut Cpu, op: &Op) -> Step {
     cpu.need_cpl0()?;
     let n = dr_number(cpu, op.src)?;
-    general_detect(cpu)?;
+    cpu.general_detect()?;
     let v = cpu.dr[n];
     put_wide(cpu, op.dst, v);
     Ok(Flow::Next)
@@ -175,17 +165,18 @@ pub(crate) fn from_dr(cpu: &mut Cpu, op: &Op) -> Step {
 pub(crate) fn to_dr(cpu: &mut Cpu, op: &Op) -> Step {
     cpu.need_cpl0()?;
     let n = dr_number(cpu, op.dst)?;
-    general_detect(cpu)?;
+    cpu.general_detect()?;
     let v = get_wide(cpu, op.src);
     if n >= 6 && v >> 32 != 0 {
         return Err(cpu.gp(0));
     }
     cpu.dr[n] = match n {
-        6 => v & 0xe00f | 0xffff_0ff0,
-        7 => v & !0xd000 | 0x400,
+        6 => dr6_of(v),
+        7 => dr7_of(v),
         _ => v,
     };
-    Ok(Flow::Next)
+    cpu.update_breakpoints();
+    done(cpu, op)
 }
 
 pub(crate) fn clts(cpu: &mut Cpu, op: &Op) -> Step {

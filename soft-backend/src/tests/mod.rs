@@ -1,5 +1,6 @@
 //! Tests of the whole CPU: instruction by instruction against the host's, and small guests.
 
+mod breakpoints;
 mod code_cache;
 mod fences;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
