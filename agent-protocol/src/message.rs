@@ -419,6 +419,18 @@ wire_struct!(SessionStatus {
     outcome
 });
 
+/// An error with all that caused it in one line, as replies and streams carry it.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

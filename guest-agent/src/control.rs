@@ -15,7 +15,7 @@ use rustix::time::{ClockId, Timespec, clock_settime};
 use thiserror::Error;
 
 use crate::agent::Agent;
-use crate::copy::chain;
+use agent_protocol::message::chain;
 use power::End;
 
 /// Why a call was not carried out.

@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use agent_protocol::frame::write_message;
+use agent_protocol::message::chain;
 use agent_protocol::message::{CopyIn, ErrorKind, Reply};
 use agent_protocol::tree::{Ownership, ReceiveError, receive_tree, send_tree};
 
@@ -58,16 +59,4 @@ fn absolute(path: &[u8]) -> PathBuf {
 fn discard(mut reader: impl Read) {
     // Ends with the connection, however it ends.
     let _ = io::copy(&mut reader, &mut io::sink());
-}
-
-/// An error with its causes in one line, as replies carry it.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

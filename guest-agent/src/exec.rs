@@ -17,7 +17,7 @@ use agent_protocol::frame::write_message;
 use agent_protocol::message::{ExecRequest, Reply};
 
 use crate::agent::Agent;
-use crate::copy::chain;
+use agent_protocol::message::chain;
 use relay::{Peer, Relay, STDIN_WINDOW_BYTES};
 use spawn::{Spawned, StartError};
 

@@ -41,7 +41,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::control::power::{End, end_machine};
-use crate::copy::chain;
+use agent_protocol::message::chain;
 use command_line::CommandLine;
 
 /// Time for the reason of a failed start to leave the console.

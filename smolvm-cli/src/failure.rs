@@ -9,6 +9,8 @@ use smolvm_engine::kernel::KernelError;
 use smolvm_engine::{EngineError, InvalidName};
 use thiserror::Error;
 
+use crate::output;
+
 /// Exit code of a command that failed.
 pub(crate) const FAILED: u8 = 1;
 /// Exit code of wrong usage.
@@ -93,6 +95,17 @@ impl Failure {
             Self::AroundCommand(inner) => inner.code(),
             Self::Partly { .. } | Self::Host { .. } | Self::Output(_) => "failed",
         }
+    }
+
+    /// [`Failure::Partly`] unless each machine was `done`, as in "stopped"; `failed` is how many were not.
+    pub(crate) fn unless_all(failed: u64, done: &str) -> Result<(), Self> {
+        if failed == 0 {
+            return Ok(());
+        }
+        let machines = output::count(failed, "machine was", "machines were");
+        Err(Self::Partly {
+            what: format!("{machines} not {done}"),
+        })
     }
 
     /// What to type next.

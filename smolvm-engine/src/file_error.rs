@@ -31,4 +31,9 @@ impl FileError {
             source: source.into(),
         }
     }
+    /// What to do if the file system of the home is full.
+    pub(crate) fn full_home_hint(&self) -> Option<String> {
+        (self.source.kind() == io::ErrorKind::StorageFull)
+            .then(|| "free some disk space, or set SMOLVM_HOME to a larger file system".into())
+    }
 }

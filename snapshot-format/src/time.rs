@@ -18,6 +18,12 @@ pub struct WallTime {
 }
 
 impl WallTime {
+    /// The last moment of the year 9999.
+    pub const LAST: Self = Self {
+        seconds: END_OF_YEARS_SECONDS - 1,
+        nanos: NANOS_PER_SECOND - 1,
+    };
+
     /// A moment, if it has a meaning: before the year 10000 and with nanoseconds of one second.
     #[must_use]
     pub fn new(seconds: u64, nanos: u32) -> Option<Self> {
@@ -36,10 +42,7 @@ impl From<SystemTime> for WallTime {
     /// Moments before 1970 become its beginning, moments after 9999 its end.
     fn from(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        Self::new(since.as_secs(), since.subsec_nanos()).unwrap_or(Self {
-            seconds: END_OF_YEARS_SECONDS - 1,
-            nanos: NANOS_PER_SECOND - 1,
-        })
+        Self::new(since.as_secs(), since.subsec_nanos()).unwrap_or(Self::LAST)
     }
 }
 

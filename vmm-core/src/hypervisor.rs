@@ -141,6 +141,30 @@ pub struct VmSpec {
     pub arch: ArchSpec,
 }
 
+impl VmSpec {
+    /// The x86 part, for the backend `backend` that runs nothing else and at most `limit` vCPUs.
+    ///
+    /// # Errors
+    /// [`HypervisorError::Architecture`]; [`HypervisorError::TooManyVcpus`], also if there is none.
+    pub fn x86(&self, backend: &'static str, limit: usize) -> Result<&X86Spec, HypervisorError> {
+        let ArchSpec::X86(x86) = &self.arch else {
+            return Err(HypervisorError::Architecture {
+                backend,
+                architecture: "arm64",
+            });
+        };
+        let requested = usize::from(self.vcpus);
+        if requested == 0 || requested > limit {
+            return Err(HypervisorError::TooManyVcpus {
+                backend,
+                requested,
+                limit,
+            });
+        }
+        Ok(x86)
+    }
+}
+
 /// The architecture's part of a [`VmSpec`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]

@@ -15,6 +15,7 @@ use thiserror::Error;
 use super::{MAX_DEPTH, MAX_LINKED_FILES, Metadata, SpecialKind, TreeItem, shown};
 use crate::codec::Bytes;
 use crate::frame::{FrameError, MAX_DATA_BYTES, write_message};
+use crate::message::chain;
 
 /// Bytes gathered before the stream is written.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -85,18 +86,6 @@ pub fn send_tree(
         .flush()
         .map_err(|e| SendError::Stream(FrameError::Io(e)))?;
     sent
-}
-
-/// An error with all that caused it, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 /// The path to open and the name to send; the name is empty when contents are meant.

@@ -6,8 +6,8 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 use vmm_core::VcpuIndex;
 use vmm_core::hypervisor::{
-    ArchSpec, Capabilities, CreatedVm, Hypervisor, HypervisorError, VcpuBinder, VmSpec,
-    X86Capabilities, X86Spec,
+    Capabilities, CreatedVm, Hypervisor, HypervisorError, VcpuBinder, VmSpec, X86Capabilities,
+    X86Spec,
 };
 use vmm_core::x86::{CpuidEntry, CpuidTable};
 
@@ -107,21 +107,7 @@ impl Hypervisor for Kvm {
     }
 
     fn create_vm(&self, spec: &VmSpec) -> Result<CreatedVm, HypervisorError> {
-        let ArchSpec::X86(x86) = &spec.arch else {
-            return Err(HypervisorError::Architecture {
-                backend: NAME,
-                architecture: "arm64",
-            });
-        };
-        let limit = self.capabilities.max_vcpus;
-        let requested = usize::from(spec.vcpus);
-        if requested > limit {
-            return Err(HypervisorError::TooManyVcpus {
-                backend: NAME,
-                requested,
-                limit,
-            });
-        }
+        let x86 = spec.x86(NAME, self.capabilities.max_vcpus)?;
         let fd = self.kvm.create_vm().map_err(host_error("KVM_CREATE_VM"))?;
         let vm = Arc::new(KvmVm::new(fd, spec.ram.clone())?);
         let mut vcpus: Vec<Box<dyn VcpuBinder>> = Vec::new();

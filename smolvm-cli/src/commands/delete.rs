@@ -5,7 +5,7 @@ use smolvm_engine::{Engine, EngineError, MachineName};
 
 use crate::args::DeleteArgs;
 use crate::failure::Failure;
-use crate::output::{self, Printer, object};
+use crate::output::{Printer, object};
 
 /// `machine delete`.
 pub(crate) fn delete(engine: &Engine, printer: &Printer, args: DeleteArgs) -> Result<(), Failure> {
@@ -46,15 +46,7 @@ fn delete_all(engine: &Engine, printer: &Printer, force: bool) -> Result<(), Fai
             }
         }
     }
-    if failed > 0 {
-        return Err(Failure::Partly {
-            what: format!(
-                "{} not deleted",
-                output::count(failed, "machine was", "machines were")
-            ),
-        });
-    }
-    Ok(())
+    Failure::unless_all(failed, "deleted")
 }
 
 fn ask(printer: &Printer, question: &str, what: &str) -> Result<bool, Failure> {

@@ -58,15 +58,7 @@ fn stop_all(engine: &Engine, printer: &Printer, options: StopOptions) -> Result<
             }
         }
     }
-    if failed > 0 {
-        return Err(Failure::Partly {
-            what: format!(
-                "{} not stopped",
-                output::count(failed, "machine was", "machines were")
-            ),
-        });
-    }
-    Ok(())
+    Failure::unless_all(failed, "stopped")
 }
 
 fn report(

@@ -174,9 +174,7 @@ impl ImageError {
             Self::Damaged { name, .. } | Self::BadDescription { name, .. } => Some(format!(
                 "remove it and import it again: smolvm image rm {name}"
             )),
-            Self::Io(FileError { source, .. }) if source.kind() == io::ErrorKind::StorageFull => {
-                Some("free some disk space, or set SMOLVM_HOME to a larger file system".into())
-            }
+            Self::Io(error) => error.full_home_hint(),
             Self::Archive { .. } => Some("fetch or make the archive again".into()),
             Self::Build { .. } => build_hint(),
             _ => None,

@@ -177,9 +177,7 @@ impl KernelError {
                     .into(),
             ),
             Self::Fetch { .. } => Some("refresh the package lists as root: apt-get update".into()),
-            Self::Io(FileError { source, .. }) if source.kind() == io::ErrorKind::StorageFull => {
-                Some("free some disk space, or set SMOLVM_HOME to a larger file system".into())
-            }
+            Self::Io(error) => error.full_home_hint(),
             _ => None,
         }
     }

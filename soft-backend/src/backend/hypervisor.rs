@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vmm_core::hypervisor::{
-    ArchSpec, Capabilities, CreatedVm, Hypervisor, HypervisorError, VmSpec, X86Capabilities,
+    Capabilities, CreatedVm, Hypervisor, HypervisorError, VmSpec, X86Capabilities,
 };
 use vmm_core::x86::{CpuProfile, CpuidEntry, CpuidTable, MAX_VCPUS};
 
@@ -124,20 +124,7 @@ impl Hypervisor for SoftHypervisor {
     }
 
     fn create_vm(&self, spec: &VmSpec) -> Result<CreatedVm, HypervisorError> {
-        let ArchSpec::X86(x86) = &spec.arch else {
-            return Err(HypervisorError::Architecture {
-                backend: NAME,
-                architecture: "arm64",
-            });
-        };
-        let requested = usize::from(spec.vcpus);
-        if requested > usize::from(MAX_VCPUS) || requested == 0 {
-            return Err(HypervisorError::TooManyVcpus {
-                backend: NAME,
-                requested,
-                limit: usize::from(MAX_VCPUS),
-            });
-        }
+        let x86 = spec.x86(NAME, self.capabilities.max_vcpus)?;
         let vm = Arc::new(SoftVm::new(spec, x86, &self.options));
         let vcpus = (0..spec.vcpus)
             .map(|i| SoftBinder::boxed(vm.clone(), i))

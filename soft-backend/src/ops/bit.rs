@@ -1,6 +1,7 @@
 //! BT, BTS, BTR, BTC, BSF, BSR, TZCNT and LZCNT (which v1 and v2 decode as BSF and BSR), POPCNT,
 //! CRC32, MOVBE.
 
+use super::source;
 use crate::cpu::{Cpu, Flow, R, Step};
 use crate::decode::op::Op;
 use crate::int::Int;
@@ -68,16 +69,6 @@ pub(crate) fn bt_m<T: Int, const WHAT: u8, const IMM: bool, const LOCK: bool>(
     };
     cpu.lazy.put_cf(v.u64() >> n & 1 != 0);
     Ok(Flow::Next)
-}
-
-#[inline(always)]
-fn source<T: Int, const MEM: bool>(cpu: &mut Cpu, op: &Op) -> R<T> {
-    if MEM {
-        let at = cpu.ea::<T>(op, false)?;
-        cpu.read(at)
-    } else {
-        Ok(cpu.get(op.src))
-    }
 }
 
 /// BSF (`BACK` false) and BSR. With a zero source the destination stays as it is.

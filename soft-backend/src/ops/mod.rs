@@ -18,3 +18,18 @@ pub(crate) mod string;
 pub(crate) mod system;
 pub(crate) mod tables;
 pub(crate) mod xchg;
+
+use crate::cpu::{Cpu, R};
+use crate::decode::op::Op;
+use crate::int::Int;
+
+/// The source operand: register `src`, or memory.
+#[inline(always)]
+fn source<T: Int, const MEM: bool>(cpu: &mut Cpu, op: &Op) -> R<T> {
+    if MEM {
+        let at = cpu.ea::<T>(op, false)?;
+        cpu.read(at)
+    } else {
+        Ok(cpu.get(op.src))
+    }
+}

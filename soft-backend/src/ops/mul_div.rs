@@ -1,21 +1,11 @@
 //! MUL, IMUL, DIV, IDIV.
 
+use super::source;
 use crate::cpu::flags::LazyFlags;
 use crate::cpu::state::HIGH;
-use crate::cpu::{Cpu, Flow, R, Step};
+use crate::cpu::{Cpu, Flow, Step};
 use crate::decode::op::Op;
 use crate::int::Int;
-
-/// The source operand: register `src`, or memory.
-#[inline(always)]
-fn source<T: Int, const MEM: bool>(cpu: &mut Cpu, op: &Op) -> R<T> {
-    if MEM {
-        let at = cpu.ea::<T>(op, false)?;
-        cpu.read(at)
-    } else {
-        Ok(cpu.get(op.src))
-    }
-}
 
 /// Puts a double-width value into AX, or into rDX:rAX.
 fn set_pair<T: Int>(cpu: &mut Cpu, low: T, high: T) {

@@ -4,6 +4,17 @@ use super::shift::Shift;
 use crate::cpu::flags::LazyFlags;
 use crate::int::Int;
 
+/// Rotates to the left by 0 to `T::BITS` bits.
+#[inline(always)]
+fn left<T: Int>(a: T, n: u32) -> T {
+    let v = a.u64();
+    if n == 0 || n == T::BITS {
+        a
+    } else {
+        T::cut(v << n | v >> (T::BITS - n))
+    }
+}
+
 pub(crate) struct Rol;
 impl Shift for Rol {
     #[inline(always)]
@@ -11,13 +22,7 @@ impl Shift for Rol {
         if n == 0 {
             return a;
         }
-        let k = n % T::BITS;
-        let v = a.u64();
-        let r = T::cut(if k == 0 {
-            v
-        } else {
-            v << k | v >> (T::BITS - k)
-        });
+        let r = left(a, n % T::BITS);
         let cf = r.u64() & 1 != 0;
         f.put_cf_of(cf, cf ^ r.msb());
         r
@@ -31,13 +36,7 @@ impl Shift for Ror {
         if n == 0 {
             return a;
         }
-        let k = n % T::BITS;
-        let v = a.u64();
-        let r = T::cut(if k == 0 {
-            v
-        } else {
-            v >> k | v << (T::BITS - k)
-        });
+        let r = left(a, T::BITS - n % T::BITS);
         f.put_cf_of(r.msb(), (r.u64() << 1 ^ r.u64()) >> (T::BITS - 1) & 1 != 0);
         r
     }

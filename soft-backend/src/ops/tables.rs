@@ -1,5 +1,6 @@
 //! LGDT, LIDT, SGDT, SIDT, LLDT, LTR, SLDT, STR, LMSW, SMSW, LAR, LSL, VERR, VERW, ARPL.
 
+use super::source;
 use crate::cpu::state::{cr0, cr4};
 use crate::cpu::{Cpu, Flow, R, Step};
 use crate::decode::op::Op;
@@ -85,20 +86,10 @@ pub(crate) fn word_m(cpu: &mut Cpu, op: &Op) -> Step {
     Ok(Flow::Next)
 }
 
-/// The 16-bit source operand: register, or memory if `MEM`.
-fn selector<const MEM: bool>(cpu: &mut Cpu, op: &Op) -> R<u16> {
-    if MEM {
-        let at = cpu.ea::<u16>(op, false)?;
-        cpu.read(at)
-    } else {
-        Ok(cpu.get(op.src))
-    }
-}
-
 /// LMSW can set PE but not clear it.
 pub(crate) fn lmsw<const MEM: bool>(cpu: &mut Cpu, op: &Op) -> Step {
     cpu.need_cpl0()?;
-    let v = u64::from(selector::<MEM>(cpu, op)?);
+    let v = u64::from(source::<u16, MEM>(cpu, op)?);
     let low = cr0::PE | cr0::MP | cr0::EM | cr0::TS;
     let new = cpu.cr0 & !(low & !cr0::PE) | v & low;
     cpu.set_cr0(new)?;
@@ -130,7 +121,7 @@ pub(crate) fn lldt<const MEM: bool>(cpu: &mut Cpu, op: &Op) -> Step {
         return Err(cpu.ud());
     }
     cpu.need_cpl0()?;
-    let sel = selector::<MEM>(cpu, op)?;
+    let sel = source::<u16, MEM>(cpu, op)?;
     if sel & !3 == 0 {
         cpu.ldtr = Segment::null(sel);
         return Ok(Flow::Next);
@@ -152,7 +143,7 @@ pub(crate) fn ltr<const MEM: bool>(cpu: &mut Cpu, op: &Op) -> Step {
         return Err(cpu.ud());
     }
     cpu.need_cpl0()?;
-    let sel = selector::<MEM>(cpu, op)?;
+    let sel = source::<u16, MEM>(cpu, op)?;
     if sel & !3 == 0 {
         return Err(cpu.gp(0));
     }
@@ -182,17 +173,23 @@ fn visible(cpu: &Cpu, s: &Segment, sel: u16) -> bool {
     conforming || s.dpl() >= cpu.cpl.max((sel & 3) as u8)
 }
 
-/// LAR (`LIMIT` false) and LSL.
-pub(crate) fn lar_lsl<T: Int, const LIMIT: bool, const MEM: bool>(cpu: &mut Cpu, op: &Op) -> Step {
+/// The selector that LAR, LSL, VERR and VERW look at, and its descriptor if there is one.
+fn inspected<const MEM: bool>(cpu: &mut Cpu, op: &Op) -> R<(u16, Option<u64>)> {
     if !cpu.protected() {
         return Err(cpu.ud());
     }
-    let sel = selector::<MEM>(cpu, op)?;
+    let sel = source::<u16, MEM>(cpu, op)?;
     let d = if sel & !3 == 0 {
         None
     } else {
         cpu.descriptor(sel)?
     };
+    Ok((sel, d))
+}
+
+/// LAR (`LIMIT` false) and LSL.
+pub(crate) fn lar_lsl<T: Int, const LIMIT: bool, const MEM: bool>(cpu: &mut Cpu, op: &Op) -> Step {
+    let (sel, d) = inspected::<MEM>(cpu, op)?;
     let found = d.and_then(|d| {
         let s = Segment::from_descriptor(sel, d);
         let kind_ok = match s.system_type() {
@@ -218,15 +215,7 @@ pub(crate) fn lar_lsl<T: Int, const LIMIT: bool, const MEM: bool>(cpu: &mut Cpu,
 
 /// VERR (`WRITE` false) and VERW.
 pub(crate) fn verify<const WRITE: bool, const MEM: bool>(cpu: &mut Cpu, op: &Op) -> Step {
-    if !cpu.protected() {
-        return Err(cpu.ud());
-    }
-    let sel = selector::<MEM>(cpu, op)?;
-    let d = if sel & !3 == 0 {
-        None
-    } else {
-        cpu.descriptor(sel)?
-    };
+    let (sel, d) = inspected::<MEM>(cpu, op)?;
     let ok = d.is_some_and(|d| {
         let s = Segment::from_descriptor(sel, d);
         let kind = if WRITE {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::kernel::Kernel;
+use super::root;
 use crate::error::{Error, Result};
 use crate::{cache, output, process};
 
@@ -88,15 +89,7 @@ fn image_archive(cache_folder: &Path, image: &TestImage) -> Result<PathBuf> {
             "making the image `{name}` with mmdebstrap (once)"
         ));
         let packages: Vec<&str> = image.packages.lines().collect();
-        let mut command = Command::new("mmdebstrap");
-        command
-            .args([
-                "--quiet",
-                "--mode=auto",
-                "--variant=essential",
-                "--format=tar",
-            ])
-            .arg(format!("--include={}", packages.join(",")));
+        let mut command = root::mmdebstrap(&packages.join(","));
         if let Some(hook) = image.hook {
             // mmdebstrap gives the root directory as the first argument of a shell's script.
             command.arg(format!("--customize-hook={hook}"));

@@ -62,10 +62,9 @@ fn suite() -> String {
     }
 }
 
-fn debootstrap(suite: &str, path: &Path) -> Result<()> {
-    output::note(format_args!(
-        "making a small Debian ({suite}) with mmdebstrap (once)"
-    ));
+/// A command that makes a tar archive of Debian's essential packages and `packages`, which are
+/// separated by commas; suite and path of the archive are still to be added.
+pub(super) fn mmdebstrap(packages: &str) -> Command {
     let mut command = Command::new("mmdebstrap");
     command
         .args([
@@ -74,7 +73,16 @@ fn debootstrap(suite: &str, path: &Path) -> Result<()> {
             "--variant=essential",
             "--format=tar",
         ])
-        .arg(format!("--include={PACKAGES}"))
+        .arg(format!("--include={packages}"));
+    command
+}
+
+fn debootstrap(suite: &str, path: &Path) -> Result<()> {
+    output::note(format_args!(
+        "making a small Debian ({suite}) with mmdebstrap (once)"
+    ));
+    let mut command = mmdebstrap(PACKAGES);
+    command
         .args(["--dpkgopt=path-exclude=/usr/share/man/*"])
         .args(["--dpkgopt=path-exclude=/usr/share/doc/*"])
         .args(["--dpkgopt=path-exclude=/usr/share/locale/*"])

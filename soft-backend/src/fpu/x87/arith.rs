@@ -179,19 +179,8 @@ pub(super) fn operand<const SOURCE: u8>(value: u128) -> (F80, bool) {
 
 /// `ST(0) OP= memory`.
 pub(super) fn memory<const OP: u8, const SOURCE: u8>(s: &mut FpState, value: u128) {
-    let x = &mut s.x87;
-    if x.is_empty(0) {
-        if x.stack_fault(false) {
-            x.put(0, F80::INDEFINITE);
-        }
-        return;
-    }
-    x.clear_c1();
     let (source, denormal) = operand::<SOURCE>(value);
-    let answer = binary::<OP>(x, x.get(0), source, denormal);
-    if x.deliver(&answer) {
-        x.put(0, answer.value);
-    }
+    unary(s, |x, top| binary::<OP>(x, top, source, denormal));
 }
 
 /// Runs a one-operand instruction on ST(0).

@@ -101,12 +101,7 @@ pub(super) fn fscale(s: &mut FpState, _: u8) {
 /// FXTRACT.
 pub(super) fn fxtract(s: &mut FpState, _: u8) {
     let x = &mut s.x87;
-    let empty = x.is_empty(0);
-    if empty || !x.is_empty(7) {
-        if x.stack_fault(!empty) {
-            x.put(0, F80::INDEFINITE);
-            x.push(F80::INDEFINITE);
-        }
+    if !x.has_one_and_room() {
         return;
     }
     x.clear_c1();

@@ -171,6 +171,20 @@ impl X87 {
         self.raise(IE)
     }
 
+    /// Whether ST(0) is there and one more value has room. If not, that is an underflow or an overflow,
+    /// and where it is masked both values become indefinite.
+    pub(super) fn has_one_and_room(&mut self) -> bool {
+        let empty = self.is_empty(0);
+        if !empty && self.is_empty(7) {
+            return true;
+        }
+        if self.stack_fault(!empty) {
+            self.put(0, F80::INDEFINITE);
+            self.push(F80::INDEFINITE);
+        }
+        false
+    }
+
     /// Delivers flags and C1 of an answer. True if it is to be written.
     #[inline]
     pub(super) fn deliver(&mut self, answer: &Answer) -> bool {

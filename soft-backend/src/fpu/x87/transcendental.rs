@@ -319,12 +319,7 @@ pub(super) fn fcos(s: &mut FpState, _: u8) {
 fn and_push(s: &mut FpState, compute: impl FnOnce(&X87, F80) -> Option<(Answer, Answer)>) {
     let x = &mut s.x87;
     x.set_condition(C1 | C2, 0);
-    let empty = x.is_empty(0);
-    if empty || !x.is_empty(7) {
-        if x.stack_fault(!empty) {
-            x.put(0, F80::INDEFINITE);
-            x.push(F80::INDEFINITE);
-        }
+    if !x.has_one_and_room() {
         return;
     }
     let Some((replaced, pushed)) = compute(x, x.get(0)) else {
