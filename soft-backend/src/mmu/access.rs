@@ -73,7 +73,7 @@ impl Cpu {
         va: u64,
         f: impl Fn(&mut crate::cpu::flags::LazyFlags, T) -> T,
     ) -> R<T> {
-        let Some(p) = self.ram_for_write::<T>(va)? else {
+        let Some(p) = self.ram_for_write(va, T::BYTES)? else {
             // Not atomic, but a fence, as every locked instruction is.
             fence(Ordering::SeqCst);
             let old = self.modify(va, f);
@@ -93,8 +93,8 @@ impl Cpu {
     }
 
     /// The host pointer for a store inside one page of RAM; `None` for a device or a crossing.
-    pub(crate) fn ram_for_write<T: Int>(&mut self, va: u64) -> R<Option<HostPtr>> {
-        self.in_page::<false>(va, T::BYTES, Access::Write)
+    pub(crate) fn ram_for_write(&mut self, va: u64, bytes: u64) -> R<Option<HostPtr>> {
+        self.in_page::<false>(va, bytes, Access::Write)
     }
 
     /// The host pointer for accesses to `len` bytes inside one page of RAM; `None` for a device, where
@@ -141,7 +141,12 @@ impl Cpu {
         } else if self.debug.watches_page(va, kind) {
             return Ok(None);
         }
-        match self.place(va, kind, self.tlb_tag)? {
+        let place = if !several && kind == Access::Write {
+            self.place_sized(va, len, self.tlb_tag)?
+        } else {
+            self.place(va, kind, self.tlb_tag)?
+        };
+        match place {
             Place::Ram(p) => Ok(Some(p)),
             Place::Device(_) => Ok(None),
         }

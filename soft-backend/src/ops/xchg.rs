@@ -100,34 +100,36 @@ pub(crate) fn cmpxchg8b(cpu: &mut Cpu, op: &Op) -> Step {
     Ok(Flow::Next)
 }
 
-/// Atomic against the other vCPUs, which do not run meanwhile; devices do not use 16-byte atomics.
+/// Atomic where there is memory, also against device threads.
 pub(crate) fn cmpxchg16b(cpu: &mut Cpu, op: &Op) -> Step {
     let at = cpu.ea_general(op, 16, true)?;
     if at & 15 != 0 {
         return Err(cpu.gp(0));
     }
-    cpu.probe_write(at, 16)?;
-    // A locked instruction is a fence as well.
-    fence(Ordering::SeqCst);
-    let low = cpu.read::<u64>(at)?;
-    let high = cpu.read::<u64>(at + 8)?;
-    let equal = low == cpu.regs[0] && high == cpu.regs[2];
-    let (new_low, new_high) = if equal {
-        (cpu.regs[3], cpu.regs[1])
-    } else {
-        (low, high)
+    let pair = |low: u64, high: u64| u128::from(low) | u128::from(high) << 64;
+    let old = pair(cpu.regs[0], cpu.regs[2]);
+    let new = pair(cpu.regs[3], cpu.regs[1]);
+    let done = match cpu.ram_for_write(at, 16)? {
+        Some(p) => p.compare_exchange_wide(old, new),
+        None => on_device(cpu, at, old, new)?,
     };
-    store_pair(cpu, at, new_low, new_high)?;
-    fence(Ordering::SeqCst);
-    if !equal {
-        cpu.regs[0] = low;
-        cpu.regs[2] = high;
+    if let Err(there) = done {
+        cpu.regs[0] = there as u64;
+        cpu.regs[2] = (there >> 64) as u64;
     }
-    cpu.lazy.put_zf(equal);
+    cpu.lazy.put_zf(done.is_ok());
     Ok(Flow::Next)
 }
 
-fn store_pair(cpu: &mut Cpu, at: u64, low: u64, high: u64) -> R<()> {
-    cpu.write(at, low)?;
-    cpu.write(at + 8, high)
+/// The same where there is no memory, in four accesses; the destination is written in both cases.
+fn on_device(cpu: &mut Cpu, at: u64, old: u128, new: u128) -> R<Result<(), u128>> {
+    // A locked instruction is a fence as well.
+    fence(Ordering::SeqCst);
+    let there = u128::from(cpu.read::<u64>(at)?) | u128::from(cpu.read::<u64>(at + 8)?) << 64;
+    let equal = there == old;
+    let stored = if equal { new } else { there };
+    cpu.write(at, stored as u64)?;
+    cpu.write(at + 8, (stored >> 64) as u64)?;
+    fence(Ordering::SeqCst);
+    Ok(if equal { Ok(()) } else { Err(there) })
 }

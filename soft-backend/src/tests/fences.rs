@@ -1,6 +1,6 @@
-//! What the guest orders by a fence is ordered for device threads too.
+//! What the guest does by fences and locked instructions holds for device threads too.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use vm_memory::{Bytes, GuestAddress};
 
@@ -76,4 +76,50 @@ fn locked_instructions_are_fences_aligned_or_not() {
     // lock or dword [rsp - 4], 0; the same at rsp - 5
     one_sees_the_other(&[0xf0, 0x83, 0x4c, 0x24, 0xfc, 0x00]);
     one_sees_the_other(&[0xf0, 0x83, 0x4c, 0x24, 0xfb, 0x00]);
+}
+
+/// CMPXCHG16B counts in the lower half; a device writes the upper one, which must stay as it is.
+#[test]
+fn cmpxchg16b_undoes_no_write_of_a_device() {
+    const ADDED: u64 = 300_000;
+    let mut r = Rig::long(CODE);
+    r.code(
+        CODE,
+        &[
+            0x48, 0x8b, 0x06, // mov rax, [rsi]
+            0x48, 0x8b, 0x56, 0x08, // mov rdx, [rsi+8]
+            0x48, 0x89, 0xc3, // mov rbx, rax
+            0x48, 0xff, 0xc3, // inc rbx
+            0x48, 0x89, 0xd1, // mov rcx, rdx
+            0xf0, 0x48, 0x0f, 0xc7, 0x0e, // lock cmpxchg16b [rsi]
+            0x75, 0xe9, // jne to the start
+            0x48, 0xff, 0xcf, // dec rdi
+            0x75, 0xe4, // jne to the start
+            0xf4, // hlt
+        ],
+    );
+    (r.cpu.regs[6], r.cpu.regs[7]) = (DATA, ADDED);
+    let (ram, done) = (r.ram.clone(), AtomicBool::new(false));
+    let (written, undone) = std::thread::scope(|scope| {
+        let device = scope.spawn(|| {
+            let high = GuestAddress(DATA + 8);
+            let (mut written, mut undone) = (0_u64, 0);
+            while !done.load(Ordering::SeqCst) {
+                written += 1;
+                ram.store(written, high, Ordering::SeqCst).unwrap();
+                let stays =
+                    (0..100).all(|_| ram.load::<u64>(high, Ordering::SeqCst).unwrap() == written);
+                undone += u64::from(!stays);
+            }
+            (written, undone)
+        });
+        while r.get64(DATA + 8) == 0 {
+            std::thread::yield_now();
+        }
+        while r.run() != Stop::Halted {}
+        done.store(true, Ordering::SeqCst);
+        device.join().unwrap()
+    });
+    assert_eq!((r.get64(DATA), r.get64(DATA + 8)), (ADDED, written));
+    assert_eq!(undone, 0, "of {written}");
 }
