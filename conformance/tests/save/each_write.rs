@@ -1,10 +1,11 @@
 //! A file system that is full at each single block and at each single name: nothing is published, nothing is
 //! lost, the error says where and what to do, and with room again everything works.
 
+use std::ffi::CString;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 
+use rustix::mount::{MountFlags, UnmountFlags};
 use smolvm_engine::MachineState;
 
 use crate::bed::{Bed, Saved, long, names};
@@ -15,6 +16,9 @@ use crate::phases::{check_machine, check_store};
 struct Small {
     path: PathBuf,
 }
+
+/// Its limits at first.
+const ENOUGH: &str = "size=4G,nr_inodes=100000";
 
 /// How much more fits into it.
 #[derive(Debug, Clone, Copy)]
@@ -30,28 +34,36 @@ enum Room {
 impl Small {
     fn mount(path: PathBuf) -> Self {
         fs::create_dir_all(&path).expect("create");
-        let small = Self { path };
-        small.mount_with("size=4G,nr_inodes=100000", &["-t", "tmpfs", "tmpfs"]);
-        small
+        let options = CString::new(ENOUGH).expect("no zero in it");
+        rustix::mount::mount("tmpfs", &path, "tmpfs", MountFlags::empty(), &*options)
+            .expect("mount a tmpfs");
+        Self { path }
     }
 
-    fn mount_with(&self, options: &str, arguments: &[&str]) {
-        let mut command = Command::new("mount");
-        command.args(["-o", options]).args(arguments);
-        let status = command.arg(&self.path).status().expect("mount runs");
-        assert!(status.success(), "mount -o {options}");
-    }
-
+    /// A limit below what is used is refused, and a machine may write between the look and the limit: then
+    /// again. The system call itself: the command would add options that a user namespace refuses.
     fn leave(&self, room: Room) {
+        let set =
+            || rustix::mount::mount_remount(&self.path, MountFlags::empty(), self.limits(room));
+        let mut last = set();
+        for _ in 1..20 {
+            if last.is_ok() {
+                break;
+            }
+            last = set();
+        }
+        last.unwrap_or_else(|error| panic!("{room:?}: {error}"));
+    }
+
+    fn limits(&self, room: Room) -> String {
         let stat = rustix::fs::statvfs(&self.path).expect("statvfs");
         let size = |blocks: u64| format!("size={}", blocks * stat.f_frsize);
-        let options = match room {
+        match room {
             // At least one block: zero would mean no limit.
             Room::Blocks(more) => size((stat.f_blocks - stat.f_bfree + more).max(1)),
             Room::Names(more) => format!("nr_inodes={}", stat.f_files - stat.f_ffree + more),
-            Room::Enough => "size=4G,nr_inodes=100000".to_owned(),
-        };
-        self.mount_with(&format!("remount,{options}"), &[]);
+            Room::Enough => ENOUGH.to_owned(),
+        }
     }
 
     fn used_blocks(&self) -> u64 {
@@ -63,7 +75,7 @@ impl Small {
 impl Drop for Small {
     fn drop(&mut self) {
         // It ends with the namespace at the latest.
-        let _ = Command::new("umount").arg("-l").arg(&self.path).status();
+        let _ = rustix::mount::unmount(&self.path, UnmountFlags::DETACH);
     }
 }
 
