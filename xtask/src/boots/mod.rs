@@ -145,6 +145,7 @@ impl Guest {
             mode: "compare",
             cpu: QEMU_CPU,
             cpus: 1,
+            one_thread: true,
             memory_mib: MEMORY_MIB,
             disks: &[Disk {
                 path: &self.disk,

@@ -73,6 +73,10 @@ pub struct Options {
     /// Processors of the emulated host; with 1 its clocks count as synchronized
     #[arg(long, default_value_t = 2, value_name = "N")]
     cpus: u32,
+    /// Run the emulated host's processors in one thread: slower, but without QEMU's errors where one
+    /// rewrites code of another; for runs of hours
+    #[arg(long)]
+    one_thread: bool,
     /// Memory of the emulated host in MiB
     #[arg(long, default_value_t = 6144, value_name = "MIB")]
     mem: u32,
@@ -321,6 +325,7 @@ impl Host {
             mode: "run",
             cpu: qemu::HOST_CPU,
             cpus: options.cpus,
+            one_thread: options.one_thread,
             memory_mib: options.mem,
             disks: &disks,
             folder: &self.folder.join(RUN_FOLDER),

@@ -43,6 +43,8 @@ pub struct Emulator<'a> {
     pub cpu: &'a str,
     /// Number of processors.
     pub cpus: u32,
+    /// Whether one thread runs them in turn, so that none writes code while another translates it.
+    pub one_thread: bool,
     /// Memory in MiB.
     pub memory_mib: u32,
     /// The disks, `/dev/vda` first.
@@ -141,7 +143,9 @@ impl Emulator<'_> {
         // QEMU dies with this program, however that ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
-        command.args(["-accel", "tcg,thread=multi", "-cpu", self.cpu]);
+        let threads = if self.one_thread { "single" } else { "multi" };
+        command.arg("-accel").arg(format!("tcg,thread={threads}"));
+        command.args(["-cpu", self.cpu]);
         command.arg("-smp").arg(self.cpus.to_string());
         command.arg("-m").arg(self.memory_mib.to_string());
         command.args(["-nodefaults", "-display", "none", "-no-reboot"]);

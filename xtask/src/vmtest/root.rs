@@ -103,6 +103,7 @@ fn fill(kernel: &Kernel, initrd: &Path, image: &Path, archive: &Path, folder: &P
         mode: "fill",
         cpu: HOST_CPU,
         cpus: 1,
+        one_thread: true,
         memory_mib: 1024,
         folder,
         disks: &[
