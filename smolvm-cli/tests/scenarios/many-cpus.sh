@@ -33,6 +33,10 @@ for n in range(1, 10**9):
         with open(f"/run/cpu{cpu}", "a") as log:
             log.write(state)
 P
+# The emulated host's QEMU runs XSETBV without telling KVM, whose CPUID keeps the sizes of before: Linux warns,
+# and works without XSAVE (docs/testing.md).
+known='^$'
+[ "${SMOLVM_REQUIRE_KVM:-}" != 1 ] || known=fpu__init_system_xstate
 # Every worker has the pid that it had, and both its counters grow.
 goes_on() { # machine, vCPUs
     inside "$1" '
@@ -49,7 +53,7 @@ goes_on() { # machine, vCPUs
             test "$1" = "$pid"; kill -0 "$pid"
         done
         if grep BAD /run/cpu*; then exit 1; fi
-        if dmesg | grep -E "soft lockup|hard LOCKUP|rcu.*(stall|starved)|not responding|clocksource.*unstable|BUG:|WARNING:|Oops|unchecked MSR"; then exit 1; fi'
+        if dmesg | grep -v "'"$known"'" | grep -E "soft lockup|hard LOCKUP|rcu.*(stall|starved)|not responding|clocksource.*unstable|BUG:|WARNING:|Oops|unchecked MSR"; then exit 1; fi'
 }
 
 for cpus in 2 3 4; do

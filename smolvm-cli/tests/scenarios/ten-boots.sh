@@ -10,6 +10,10 @@ for _ in 1 2; do
     sh -c 'while :; do :; done' &
     busy="$busy $!"
 done
+# The emulated host's QEMU runs XSETBV without telling KVM, whose CPUID keeps the sizes of before: Linux warns,
+# and works without XSAVE (docs/testing.md).
+known='^$'
+[ "${SMOLVM_REQUIRE_KVM:-}" != 1 ] || known=fpu__init_system_xstate
 n=0
 while [ $n -lt 10 ]; do
     n=$((n + 1))
@@ -17,7 +21,8 @@ while [ $n -lt 10 ]; do
     begin=$(date +%s%3N)
     "$smolvm" machine start --name "$name" > /dev/null
     echo "boot $n: $(($(date +%s%3N) - begin)) ms"
-    "$smolvm" machine exec --name "$name" -- dmesg > dmesg
+    "$smolvm" machine exec --name "$name" -- dmesg > all
+    grep -v "$known" all > dmesg
     if grep -E 'soft lockup|hung task|rcu.*(stall|starved)|clocksource.*unstable|BUG:|WARNING:|Oops|general protection|unchecked MSR' dmesg; then
         echo "ten-boots: boot $n" >&2
         exit 1
