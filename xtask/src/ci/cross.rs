@@ -2,7 +2,8 @@
 //!
 //! Debian's second Rust compiler (`rustc-web` with its sources) checks the standard library and
 //! the crates that shall be portable. Nothing is linked or run. C parts of dependencies are not
-//! compiled: a stand-in for the C compiler makes empty objects.
+//! compiled: a stand-in for the C compiler makes empty objects. A second compiler that is older than what the
+//! crates need, as on a Debian without its security updates, is a reason to skip the checks.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,8 +13,8 @@ use std::process::Command;
 use super::{STEP_LIMIT_SECONDS, stream};
 use crate::cargo::Workspace;
 use crate::error::{Error, Result};
-use crate::output;
-use crate::totals::Totals;
+use crate::totals::{SKIP_PREFIX, Totals};
+use crate::{output, process};
 
 /// Crates that must compile everywhere.
 const PORTABLE: &[&str] = &[
@@ -53,6 +54,15 @@ pub fn run(workspace: &Workspace) -> Result<Totals> {
     fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
     let compiler = empty_compiler(&folder)?;
     let mut totals = Totals::default();
+    if let Some(reason) = too_old()? {
+        for target in TARGETS {
+            output::line(format_args!(
+                "{SKIP_PREFIX}type-check for {target}: {reason}"
+            ));
+            totals.add(Totals::one_skipped());
+        }
+        return Ok(totals);
+    }
     for target in TARGETS {
         let status = stream::run(command(workspace, &folder, &compiler, target), |_| {})?;
         let word = if status.success() { "ok" } else { "FAILED" };
@@ -60,6 +70,26 @@ pub fn run(workspace: &Workspace) -> Result<Totals> {
         totals.add(Totals::one(status.success()));
     }
     Ok(totals)
+}
+
+/// Why the second compiler cannot check these crates, if so.
+fn too_old() -> Result<Option<String>> {
+    let needed = env!("CARGO_PKG_RUST_VERSION");
+    let output = process::capture(Command::new(RUSTC).arg("--version"))?;
+    let said = String::from_utf8_lossy(&output);
+    let enough = release(said.trim_start_matches("rustc ")) >= release(needed);
+    Ok((!enough).then(|| {
+        format!(
+            "needs Rust {needed}, Debian's second compiler is {}; bookworm-security has a newer rustc-web",
+            said.trim()
+        )
+    }))
+}
+
+/// The release that a version begins with, as numbers: `1.95.0 (f2d3ce0bd)` is 1, 95. `None` is less than any.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 fn empty_compiler(folder: &Path) -> Result<PathBuf> {
@@ -92,4 +122,17 @@ fn command(workspace: &Workspace, folder: &Path, compiler: &Path, target: &str) 
         command.env_remove(variable);
     }
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::release;
+
+    #[test]
+    fn releases_are_compared_as_numbers() {
+        assert_eq!(release("1.96.0 (ac68faa20 2026-05-25)"), Some((1, 96)));
+        assert!(release("1.100.0") > release("1.95"));
+        assert!(release("1.85.0") < release("1.95"));
+        assert!(release("rustc") < release("1.0"));
+    }
 }
