@@ -7,6 +7,7 @@ cd "$dir"
 trap '"$smolvm" machine delete --name "$name" -f > /dev/null 2>&1 || :; cd /; rm -rf "$dir"' EXIT
 limit_kib=61440 mem_mib=512
 
+command -v pgrep > /dev/null || { echo "host-memory: pgrep is missing: apt-get install procps" >&2; exit 1; }
 # The proportional share of every mapping of supervisor and VMM but the guest's memory, in KiB.
 beyond() {
     cat "/proc/$supervisor/smaps" "/proc/$vmm/smaps" | awk -v guest=$((mem_mib << 10)) '

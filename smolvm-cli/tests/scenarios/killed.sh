@@ -8,6 +8,8 @@ rounds=8
 cd "$dir"
 trap '"$smolvm" machine delete --name "$name" -f > /dev/null 2>&1 || :; cd /; rm -rf "$dir"' EXIT
 fail() { echo "killed: $*" >&2; exit 1; }
+# Without it nothing would be killed, and nothing said.
+command -v pgrep > /dev/null || fail "pgrep is missing: apt-get install procps"
 m() { "$smolvm" machine "$@"; }
 state() { m status --name "$name" --json | sed 's/.*"state":"\([a-z]*\)".*/\1/'; }
 random() { od -An -N2 -tu2 /dev/urandom | tr -d ' '; }
