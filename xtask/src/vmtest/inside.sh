@@ -80,7 +80,7 @@ if [ "$shell" = yes ]; then
     # The job that comes first, if any, runs in the same session as the shell.
     setsid -c setpriv --reuid smol --regid smol --init-groups --inh-caps=-all \
         env -i "${environment[@]}" TERM="$term" FIRST="$first" /bin/bash -c \
-        'cd; if [ -n "$FIRST" ]; then bash "/data/jobs/$FIRST"; fi; unset FIRST; exec bash -l' \
+        'cd; if [ -n "$FIRST" ]; then bash "/data/jobs/$FIRST"; fi; unset FIRST; exec bash -i' \
         < /dev/hvc0 > /dev/hvc0 2>&1
     power_off
 fi
