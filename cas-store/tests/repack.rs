@@ -101,18 +101,23 @@ fn repack_leaves_packs_alone_that_unknown_places_link() {
     assert!(read(&set(&memory, "/a.checkpoint/packs"), &ids[0]) == chunk(1, 3000));
 }
 
+/// A store with 20 chunks: three are in the directory `a`, two in the point `kept`.
+fn mostly_dead(memory: &MemoryBackend) -> (Store, Vec<ChunkId>) {
+    let store = open(memory);
+    let session = capture(&store);
+    let ids = put(&session, 1..21);
+    let sealed = session.seal().unwrap();
+    publish(memory, &store, "a", &ids[..3], sealed.chunks());
+    store
+        .put_point(&PointId([9; 32]), &record(&ids[3..5]), "kept")
+        .unwrap();
+    (store, ids)
+}
+
 #[test]
 fn a_directory_that_cannot_be_changed_keeps_its_old_packs() {
     let memory = MemoryBackend::new();
-    let plain = open(&memory);
-    let session = capture(&plain);
-    let ids = put(&session, 1..21);
-    let sealed = session.seal().unwrap();
-    publish(&memory, &plain, "a", &ids[..3], sealed.chunks());
-    plain
-        .put_point(&PointId([9; 32]), &record(&ids[3..5]), "kept")
-        .unwrap();
-    drop(sealed);
+    let (plain, ids) = mostly_dead(&memory);
     // The only link of a repack is the new pack's into the directory.
     let backend = FaultBackend::new(memory.clone(), Plan::FailFrom(Operation::Link, 0, 2));
     let store = Store::open_with(Arc::new(backend), "/store").unwrap();
@@ -126,15 +131,8 @@ fn a_directory_that_cannot_be_changed_keeps_its_old_packs() {
 fn a_crash_at_any_step_of_a_repack_loses_nothing() {
     let prepare = || {
         let memory = MemoryBackend::new();
-        let store = open(&memory);
-        let session = capture(&store);
-        let ids = put(&session, 1..21);
-        let sealed = session.seal().unwrap();
-        publish(&memory, &store, "a", &ids[..3], sealed.chunks());
-        store
-            .put_point(&PointId([9; 32]), &record(&ids[3..5]), "kept")
-            .unwrap();
-        drop((sealed, store));
+        let (store, ids) = mostly_dead(&memory);
+        drop(store);
         (memory.after_crash(Survivors::Everything), ids)
     };
     for operation in [Operation::Sync, Operation::Rename, Operation::Link] {

@@ -23,6 +23,13 @@ fn started(machine: &Machine, request: ExecRequest) -> (common::Session, u32) {
     (session, pid)
 }
 
+fn no_session_is_left(machine: &Machine) {
+    eventually("all sessions are over", || {
+        let status = machine.connect().status().expect("status");
+        status.sessions.is_empty()
+    });
+}
+
 #[test]
 fn a_client_that_dies_ends_the_group() {
     let machine = Machine::new();
@@ -37,14 +44,7 @@ fn a_client_that_dies_ends_the_group() {
         let (session, pid) = started(&machine, request);
         drop(session);
         eventually("the command is gone", || !runs(pid));
-        eventually("the session is over", || {
-            machine
-                .connect()
-                .status()
-                .expect("status")
-                .sessions
-                .is_empty()
-        });
+        no_session_is_left(&machine);
     }
 }
 
@@ -199,12 +199,5 @@ fn many_sessions_do_not_cross() {
             });
         }
     });
-    eventually("all are over", || {
-        machine
-            .connect()
-            .status()
-            .expect("status")
-            .sessions
-            .is_empty()
-    });
+    no_session_is_left(&machine);
 }

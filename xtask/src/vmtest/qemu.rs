@@ -16,6 +16,9 @@ use crate::{cache, process};
 /// How long QEMU may take to exit after the emulated host has said all it had to say.
 const EXIT_GRACE: Duration = Duration::from_secs(60);
 
+/// What Linux says last when it powers off.
+const POWERED_OFF: &str = "reboot: Power down";
+
 /// The emulated host's kernel stands still if nothing comes for so long, not even the sign of life
 /// that `inside.sh` gives every few seconds.
 const SILENCE_LIMIT: Duration = Duration::from_secs(120);
@@ -126,13 +129,21 @@ impl Emulator<'_> {
             .child
             .wait()
             .map_err(|e| process::start_error(&command, e))?;
-        if status.success() {
+        let console = read_console(self.folder);
+        if !status.success() {
+            return Err(Error::Program {
+                program: process::shown(&command),
+                status,
+                output: console,
+            });
+        }
+        // A kernel that panicked ends QEMU in the same way as one that powered off.
+        if console.contains(POWERED_OFF) {
             return Ok(());
         }
-        Err(Error::Program {
-            program: process::shown(&command),
-            status,
-            output: read_console(self.folder),
+        Err(Error::EmulatedHost {
+            problem: "did not power off: what it ran is lost".to_owned(),
+            console: process::tail(&console, 3000).to_owned(),
         })
     }
 
