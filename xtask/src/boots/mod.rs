@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::cargo::{self, Workspace};
 use crate::error::{Error, Result};
-use crate::totals::{SKIP_PREFIX, Totals};
+use crate::totals::Totals;
 use crate::vmtest::kernel::Kernel;
 use crate::vmtest::qemu::{Disk, Emulator};
 use crate::vmtest::{Host, disk, initrd};
@@ -49,14 +49,10 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Builds what is needed, boots on both and reports each difference.
 pub fn run(workspace: &Workspace) -> Result<Totals> {
     let name = "boots";
-    if let Err(error) = process::capture(Command::new("qemu-system-x86_64").arg("--version")) {
-        output::line(format_args!("{SKIP_PREFIX}{name}: {error}"));
-        return Ok(Totals::one_skipped());
-    }
     let host = Host::prepare(workspace)?;
     let home = host.prepare_home(&cargo::build_smolvm(workspace)?)?;
     let guest = Guest::prepare(workspace, host.kernel(), &home)?;
-    let (ours, theirs) = guest.boot_on_both(host.kernel())?;
+    let (ours, theirs) = guest.boot_on_both(&host)?;
     for message in &theirs.messages {
         output::note(format_args!("QEMU's kernel said: {message}"));
     }
@@ -112,10 +108,10 @@ impl Guest {
     }
 
     /// At the same time: each has one virtual processor.
-    fn boot_on_both(&self, kernel: &Kernel) -> Result<(Report, Report)> {
+    fn boot_on_both(&self, host: &Host) -> Result<(Report, Report)> {
         let (ours, theirs) = thread::scope(|scope| {
             let ours = scope.spawn(|| self.boot_on_software_cpu());
-            let theirs = self.boot_on_qemu(kernel);
+            let theirs = self.boot_on_qemu(host);
             let ours = ours.join();
             (ours.unwrap_or_else(|panic| resume_unwind(panic)), theirs)
         });
@@ -138,14 +134,14 @@ impl Guest {
         Ok(String::from_utf8_lossy(&console).into_owned())
     }
 
-    fn boot_on_qemu(&self, kernel: &Kernel) -> Result<String> {
+    fn boot_on_qemu(&self, host: &Host) -> Result<String> {
         let emulator = Emulator {
-            kernel: &kernel.image,
+            program: host.program(),
+            kernel: &host.kernel().image,
             initrd: &self.initrd,
             mode: "compare",
             cpu: QEMU_CPU,
             cpus: 1,
-            one_thread: true,
             memory_mib: MEMORY_MIB,
             disks: &[Disk {
                 path: &self.disk,

@@ -81,7 +81,7 @@ const STEPS: &[Step] = &[
         name: "vmtest",
         // Some end-to-end tests take minutes each on doubly emulated processors.
         run: |_, options| match options.long {
-            true => emulated(&["--one-thread", "--timeout=21600", "--job-timeout=7200"]),
+            true => emulated(&["--timeout=21600", "--job-timeout=7200"]),
             false => emulated(&["--short"]),
         },
     },

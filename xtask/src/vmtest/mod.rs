@@ -10,6 +10,7 @@ pub mod home;
 pub mod initrd;
 pub mod jobs;
 pub mod kernel;
+pub mod program;
 pub mod qemu;
 pub mod report;
 pub mod root;
@@ -29,6 +30,7 @@ use crate::totals::Totals;
 use crate::{cache, output, process};
 use jobs::Payload;
 use kernel::Kernel;
+use program::Program;
 use qemu::{Disk, Emulator, Ending, Verdict};
 use report::{Kind, Reader, Shown};
 use select::{Account, Item};
@@ -43,7 +45,7 @@ const DATA_SIZE_BYTES: u64 = 16 << 30;
 /// Folder of the running emulator, beside the data disk.
 const RUN_FOLDER: &str = "run";
 
-/// How often the emulated host is started again after its kernel hung, see `hold_vm` in `inside.sh`.
+/// How often the emulated host is started again after its kernel hung.
 const RESTART_LIMIT: u32 = 2;
 
 /// How long after its time limit a job may take to end.
@@ -73,10 +75,6 @@ pub struct Options {
     /// Processors of the emulated host; with 1 its clocks count as synchronized
     #[arg(long, default_value_t = 2, value_name = "N")]
     cpus: u32,
-    /// Run the emulated host's processors in one thread: slower, but without QEMU's errors where one
-    /// rewrites code of another; for runs of hours
-    #[arg(long)]
-    one_thread: bool,
     /// Memory of the emulated host in MiB
     #[arg(long, default_value_t = 6144, value_name = "MIB")]
     mem: u32,
@@ -118,6 +116,7 @@ pub enum Outcome {
 
 /// What every run needs.
 pub struct Host {
+    program: Program,
     kernel: Kernel,
     initrd: PathBuf,
     root: PathBuf,
@@ -187,11 +186,19 @@ impl Host {
         fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
         let lock = lock(&folder.join("lock"))?;
         let cache_folder = cache::folder()?;
+        let program = Program::find(&cache_folder)?;
         let kernel = Kernel::fetch(&cache_folder)?;
         let initrd = folder.join("initrd");
         fs::write(&initrd, initrd::build(&kernel)?).map_err(Error::file("write", &initrd))?;
-        let root = root::fetch(&cache_folder, &kernel, &initrd, &folder.join(RUN_FOLDER))?;
+        let root = root::fetch(
+            &cache_folder,
+            &program,
+            &kernel,
+            &initrd,
+            &folder.join(RUN_FOLDER),
+        )?;
         Ok(Self {
+            program,
             kernel,
             initrd,
             root,
@@ -199,6 +206,11 @@ impl Host {
             folder,
             _lock: lock,
         })
+    }
+
+    /// The QEMU that is used here.
+    pub fn program(&self) -> &Program {
+        &self.program
     }
 
     /// The kernel that is used here.
@@ -320,12 +332,12 @@ impl Host {
         disk::format(&data, DATA_SIZE_BYTES, Some(&payload.folder))?;
         let disks = [&self.root, &data].map(|path| Disk { path, keep: false });
         run(&Emulator {
+            program: &self.program,
             kernel: &self.kernel.image,
             initrd: &self.initrd,
             mode: "run",
             cpu: qemu::HOST_CPU,
             cpus: options.cpus,
-            one_thread: options.one_thread,
             memory_mib: options.mem,
             disks: &disks,
             folder: &self.folder.join(RUN_FOLDER),

@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::program::{self, Program};
 use super::tsc;
 use crate::error::{Error, Result};
 use crate::{cache, process};
@@ -36,6 +37,8 @@ pub struct Disk<'a> {
 
 /// What to run.
 pub struct Emulator<'a> {
+    /// The QEMU that runs it.
+    pub program: &'a Program,
     /// Kernel image.
     pub kernel: &'a Path,
     /// Initramfs.
@@ -46,8 +49,6 @@ pub struct Emulator<'a> {
     pub cpu: &'a str,
     /// Number of processors.
     pub cpus: u32,
-    /// Whether one thread runs them in turn, so that none writes code while another translates it.
-    pub one_thread: bool,
     /// Memory in MiB.
     pub memory_mib: u32,
     /// The disks, `/dev/vda` first.
@@ -151,10 +152,11 @@ impl Emulator<'_> {
         let folder = self.folder;
         cache::remove(folder)?;
         fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
-        // QEMU dies with this program, however that ends.
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
-        let threads = if self.one_thread { "single" } else { "multi" };
+        let mut command = self.program.bound();
+        let threads = match self.program.parallel {
+            true => "multi",
+            false => "single",
+        };
         command.arg("-accel").arg(format!("tcg,thread={threads}"));
         command.args(["-cpu", self.cpu]);
         command.arg("-smp").arg(self.cpus.to_string());
@@ -251,7 +253,7 @@ impl Running {
             let ended = self
                 .child
                 .try_wait()
-                .map_err(Error::file("wait for", Path::new("qemu-system-x86_64")))?;
+                .map_err(Error::file("wait for", Path::new(program::INSTALLED)))?;
             if ended.is_some() {
                 return Ok(true);
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::disk;
 use super::kernel::Kernel;
+use super::program::Program;
 use super::qemu::{Disk, Emulator, HOST_CPU};
 use crate::error::{Error, Result};
 use crate::{cache, output, process};
@@ -30,6 +31,7 @@ const FILL_LIMIT: Duration = Duration::from_secs(600);
 /// archive itself: nothing here needs privilege but what mmdebstrap asks for.
 pub fn fetch(
     cache_folder: &Path,
+    program: &Program,
     kernel: &Kernel,
     initrd: &Path,
     run_folder: &Path,
@@ -42,7 +44,7 @@ pub fn fetch(
     cache::entry(cache_folder, &format!("{name}.img"), |path| {
         output::note("unpacking the emulated host's root file system (once)");
         disk::format(path, SIZE_BYTES, None)?;
-        fill(kernel, initrd, path, &archive, run_folder)
+        fill(program, kernel, initrd, path, &archive, run_folder)
     })
 }
 
@@ -96,14 +98,21 @@ fn debootstrap(suite: &str, path: &Path) -> Result<()> {
     })
 }
 
-fn fill(kernel: &Kernel, initrd: &Path, image: &Path, archive: &Path, folder: &Path) -> Result<()> {
+fn fill(
+    program: &Program,
+    kernel: &Kernel,
+    initrd: &Path,
+    image: &Path,
+    archive: &Path,
+    folder: &Path,
+) -> Result<()> {
     let emulator = Emulator {
+        program,
         kernel: &kernel.image,
         initrd,
         mode: "fill",
         cpu: HOST_CPU,
         cpus: 1,
-        one_thread: true,
         memory_mib: 1024,
         folder,
         disks: &[
