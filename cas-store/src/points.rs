@@ -1,5 +1,6 @@
 //! Points that are kept in the store, and lines about every point that was ever made with it.
 
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -74,7 +75,11 @@ impl Store {
         line.check()?;
         let points = self.inner.points_dir();
         let name = record_name(id);
-        let was_there = self.inner.backend().stat(&points.join(&name)).is_ok();
+        // Where that cannot be told, what may be an earlier record stays.
+        let was_there = !matches!(
+            self.inner.backend().stat(&points.join(&name)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound
+        );
         self.inner.write_durable(&points, &name, record)?;
         let written = self.write_line(id, &line);
         if written.is_err() && !was_there {

@@ -39,7 +39,7 @@ fn every_register_survives_the_crossing() {
 
 /// Why breakpoints cannot be met on this host's KVM.
 fn no_breakpoints() -> Option<&'static str> {
-    if skip::host_is_qemu() {
+    if skip::host_is_old_qemu() {
         return Some("QEMU enters a guest without its breakpoints");
     }
     let emulated = kvm_backend::probe().is_err();
@@ -49,7 +49,7 @@ fn no_breakpoints() -> Option<&'static str> {
 #[test]
 fn breakpoints_of_kvm_are_met_on_the_software_cpu() {
     const TEST: &str = "breakpoints_of_kvm_are_met_on_the_software_cpu";
-    if skip::host_is_qemu() {
+    if skip::host_is_old_qemu() {
         return skip::because(TEST, "QEMU keeps a guest's breakpoints for the next one");
     }
     if let Some(kvm) = kvm(TEST) {

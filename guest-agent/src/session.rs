@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use agent_protocol::frame::{FrameError, read_message, write_message};
 use agent_protocol::hello::welcome;
-use agent_protocol::message::{Reply, Request};
+use agent_protocol::message::{Reply, Request, chain};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use crate::agent::Agent;
@@ -20,8 +20,16 @@ const GREETING_TIME: Duration = Duration::from_secs(10);
 pub(crate) fn serve(agent: &Arc<Agent>, connection: OwnedFd) {
     // A stream socket is read and written like a file.
     let mut stream = File::from(connection);
-    let Ok(first) = greeting(&mut stream) else {
-        return; // not a client, or gone: nobody to tell
+    let first = match greeting(&mut stream) {
+        Ok(first) => first,
+        // Gone again: nobody to tell.
+        Err(FrameError::Closed) => return,
+        Err(error) => {
+            return agent.log(&format!(
+                "a client did not say what it wants: {}",
+                chain(&error)
+            ));
+        }
     };
     match first {
         Request::Exec(request) => exec::serve(agent, stream.into(), request),

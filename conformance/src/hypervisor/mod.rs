@@ -2,6 +2,7 @@
 //!
 //! [`hypervisor_suite!`](crate::hypervisor_suite) lists them all.
 
+pub mod avx;
 pub mod breakpoints;
 pub mod clock;
 pub mod cpuid;
@@ -48,6 +49,9 @@ macro_rules! hypervisor_suite {
                 what_comes_back_goes_on,
                 an_older_list_of_msrs_loads,
                 a_foreign_msr_is_refused,
+            }
+            avx {
+                registers_go_on_elsewhere,
             }
             kick {
                 before_run_nothing_is_executed,

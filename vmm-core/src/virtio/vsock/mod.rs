@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use snapshot_format::fields::{FieldReader, FieldWriter};
 use thiserror::Error;
 
-use self::table::{Key, Table};
+use self::table::{Host, Key, Table};
 use super::device::{DeviceError, VirtioDevice, read_config_bytes};
 use super::io::DeviceIo;
 use super::mmio::lock;
@@ -165,7 +165,11 @@ impl Vsock {
             let table = &mut state.table;
             table.stream_ready(*key, hung_up, buffer);
         }
-        let more_from_guest = state.table.receive(io, self.backend.as_ref(), buffer);
+        let host = Host {
+            backend: self.backend.as_ref(),
+            warnings: &self.warnings,
+        };
+        let more_from_guest = state.table.receive(io, &host, buffer);
         state.table.reap(io.now());
         let more_to_guest = state.table.send(io, buffer);
         more_from_guest || more_to_guest

@@ -16,6 +16,7 @@ use super::{RX, TX};
 use crate::host_side::{VsockBackend, VsockDial};
 use crate::ram::GuestRam;
 use crate::virtio::io::{DeviceIo, Taken};
+use crate::warn_limit::WarnLimit;
 use std::io;
 
 /// Most connections at a time.
@@ -34,6 +35,12 @@ const FIRST_HOST_PORT: u32 = 0x4000_0000;
 pub(super) struct Key {
     host_port: u32,
     guest_port: u32,
+}
+
+/// What a device has of the host.
+pub(super) struct Host<'a> {
+    pub(super) backend: &'a dyn VsockBackend,
+    pub(super) warnings: &'a WarnLimit,
 }
 
 #[derive(Debug)]
@@ -128,25 +135,20 @@ impl Table {
     }
 
     /// Takes packets of the guest; true if some were left.
-    pub(super) fn receive(
-        &mut self,
-        io: &DeviceIo,
-        backend: &dyn VsockBackend,
-        buffer: &mut Vec<u8>,
-    ) -> bool {
+    pub(super) fn receive(&mut self, io: &DeviceIo, host: &Host<'_>, buffer: &mut Vec<u8>) -> bool {
         for _ in 0..PACKETS_PER_ROUND {
             let Some(taken) = io.take(TX) else {
                 return false;
             };
             if let Some(header) = parse(io.ram(), &taken, buffer) {
-                self.handle(&header, buffer, backend);
+                self.handle(&header, buffer, host);
             }
             io.finish(taken, 0);
         }
         true
     }
 
-    fn handle(&mut self, header: &Header, data: &[u8], backend: &dyn VsockBackend) {
+    fn handle(&mut self, header: &Header, data: &[u8], host: &Host<'_>) {
         if header.dst_cid != HOST_CID || header.src_cid != self.cid {
             return;
         }
@@ -158,11 +160,18 @@ impl Table {
             guest_port: header.src_port,
         };
         if header.op == op::REQUEST {
-            return self.accept(key, header, backend);
+            return self.accept(key, header, host.backend);
         }
         match self.connections.get_mut(&key) {
             Some(connection) => {
                 if connection.receive(header, data).is_err() {
+                    if let Some(left_out) = host.warnings.admit() {
+                        tracing::warn!(
+                            ?header,
+                            left_out,
+                            "vsock connection closed: the guest broke its rules"
+                        );
+                    }
                     self.connections.remove(&key);
                     self.refuse(header);
                 }
