@@ -53,8 +53,9 @@ impl Release {
 /// A QEMU that can be run.
 #[derive(Debug)]
 pub struct Program {
-    /// The command line that its options follow.
-    words: Vec<OsString>,
+    executable: OsString,
+    /// What comes before its other options.
+    options: Vec<OsString>,
     /// Whether processors may run in threads of their own.
     pub parallel: bool,
 }
@@ -67,10 +68,7 @@ impl Program {
         if let Ok(found) = installed
             && found >= FIRST_SOUND
         {
-            return Ok(Self {
-                words: vec![INSTALLED.into()],
-                parallel: true,
-            });
+            return Ok(Self::installed(true));
         }
         match (Self::fetch(cache_folder), installed) {
             (Ok(program), _) => Ok(program),
@@ -79,11 +77,16 @@ impl Program {
                 output::note(format_args!(
                     "no newer QEMU than {major}.{minor}, so its processors run in one thread, slowly: {error}"
                 ));
-                Ok(Self {
-                    words: vec![INSTALLED.into()],
-                    parallel: false,
-                })
+                Ok(Self::installed(false))
             }
+        }
+    }
+
+    fn installed(parallel: bool) -> Self {
+        Self {
+            executable: INSTALLED.into(),
+            options: Vec::new(),
+            parallel,
         }
     }
 
@@ -93,37 +96,33 @@ impl Program {
         let name = format!("qemu-{NEWER_SUITE}-v{VERSION}");
         let root = cache::entry(cache_folder, &name, download)?;
         let libraries = root.join("usr/lib/x86_64-linux-gnu");
-        let mut words: Vec<OsString> = vec![
-            libraries.join("ld-linux-x86-64.so.2").into(),
+        let executable = libraries.join("ld-linux-x86-64.so.2").into();
+        let mut options: Vec<OsString> = vec![
             "--library-path".into(),
             libraries.into(),
             root.join("usr/bin/qemu-system-x86_64").into(),
         ];
         for firmware in ["qemu", "seabios"] {
-            words.push("-L".into());
-            words.push(root.join("usr/share").join(firmware).into());
+            options.push("-L".into());
+            options.push(root.join("usr/share").join(firmware).into());
         }
         let program = Self {
-            words,
+            executable,
+            options,
             parallel: true,
         };
         // A damaged copy shall not be found out by a machine that does not start.
-        release(program.command(&mut []))?;
+        let mut command = Command::new(&program.executable);
+        command.args(&program.options);
+        release(command)?;
         Ok(program)
     }
 
-    /// A command that runs it with its parent's death as its own, ready for options.
-    pub fn bound(&self) -> Command {
-        self.command(&mut ["setpriv", "--pdeathsig", "KILL"])
-    }
-
-    fn command(&self, before: &mut [&str]) -> Command {
-        let mut words = before
-            .iter()
-            .map(OsString::from)
-            .chain(self.words.iter().cloned());
-        let mut command = Command::new(words.next().unwrap_or_default());
-        command.args(words);
+    /// A command that runs it, ready for options. It is killed when this program ends, however that happens.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(&self.executable);
+        command.args(&self.options);
         command
     }
 }

@@ -152,7 +152,7 @@ impl Emulator<'_> {
         let folder = self.folder;
         cache::remove(folder)?;
         fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
-        let mut command = self.program.bound();
+        let mut command = self.program.command();
         let threads = match self.program.parallel {
             true => "multi",
             false => "single",
