@@ -69,7 +69,11 @@ fn control_calls(agent: &Arc<Agent>, stream: &mut File, first: Request) {
         after.run(agent);
         request = match read_message(stream) {
             Ok(next) => next,
-            Err(_) => return,
+            // It left, or this is a restored copy, whose connections are gone.
+            Err(FrameError::Closed | FrameError::Io(_)) => return,
+            Err(error) => {
+                return agent.log(&format!("a client sent no valid call: {}", chain(&error)));
+            }
         };
     }
 }
