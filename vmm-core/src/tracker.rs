@@ -86,6 +86,19 @@ impl DirtySet {
         set
     }
 
+    /// Every page of `ram` that has host memory behind it: all others are zero, except those that are written
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// As [`GuestRam::add_populated`].
+    pub fn populated(ram: &GuestRam) -> std::io::Result<Self> {
+        let mut set = Self::empty(ram);
+        for (index, region) in set.regions.iter_mut().enumerate() {
+            ram.add_populated(index, &mut region.words)?;
+        }
+        Ok(set)
+    }
+
     /// Adds the page that holds `gpa`; an address outside of RAM is ignored.
     pub fn insert(&mut self, gpa: Gpa) {
         for region in &mut self.regions {

@@ -147,10 +147,10 @@ fn run(
     let begin = Instant::now();
     let paused = machine.pause()?;
     Phase::Paused.reached();
-    let last = if tracked {
-        paused.tracker().take()?
-    } else {
-        DirtySet::full(paused.ram())
+    let last = match (tracked, full) {
+        (true, _) => paused.tracker().take()?,
+        (false, true) => all_used(paused.ram()),
+        (false, false) => DirtySet::full(paused.ram()),
     };
     progress.taken.merge(&last);
     let states = paused.save()?;
@@ -194,6 +194,14 @@ fn to_message(record: StateRecord) -> UnitState {
     }
 }
 
+/// All pages that may hold anything. Memory that was never touched is not read: that would cost time, and page tables.
+fn all_used(ram: &GuestRam) -> DirtySet {
+    DirtySet::populated(ram).unwrap_or_else(|error| {
+        tracing::debug!(%error, "all of memory is read");
+        DirtySet::full(ram)
+    })
+}
+
 /// Brings out what is written, again and again, until little is left; that is kept.
 fn pre_copy(
     machine: &RunningMachine,
@@ -206,8 +214,10 @@ fn pre_copy(
     let mut round = tracker.take()?;
     taken.merge(&round);
     if full {
-        round = DirtySet::full(machine.ram());
+        // What is written from now on is in the next round.
+        round = all_used(machine.ram());
     }
+    sender.announce(&round)?;
     for _ in 0..MAX_ROUNDS {
         if round.units(CHUNK_BYTES).take(MAX_KEPT_CHUNKS + 1).count() <= MAX_KEPT_CHUNKS / 2 {
             break;
@@ -292,6 +302,12 @@ impl<'a> Sender<'a> {
             buffer: vec![0; CHUNK_BYTES as usize],
             peer,
         }
+    }
+
+    /// Tells how much is to come, but for what is written meanwhile.
+    fn announce(&mut self, set: &DirtySet) -> Result<(), CaptureError> {
+        let bytes = set.units(CHUNK_BYTES).count() as u64 * CHUNK_BYTES;
+        Ok(self.peer.send(CaptureEvent::ToCome { bytes })?)
     }
 
     fn send_set(&mut self, set: &DirtySet) -> Result<(), CaptureError> {

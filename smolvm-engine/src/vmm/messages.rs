@@ -99,6 +99,11 @@ pub(crate) enum FromVmm {
 /// What the VMM says about a capture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum CaptureEvent {
+    /// About so many bytes of memory are to come.
+    ToCome {
+        /// Whole chunks.
+        bytes: u64,
+    },
     /// Chunks of memory; a later one replaces an earlier one of the same number.
     Chunks(Vec<CapturedChunk>),
     /// The instant of the capture: the machine was paused and runs again.

@@ -7,6 +7,7 @@
 mod layout;
 mod mapping;
 mod page_map;
+mod populated;
 
 use std::fs::File;
 use std::sync::Arc;
@@ -135,6 +136,24 @@ impl GuestRam {
         Some((region.as_ptr(), region.len()))
     }
 
+    /// Sets the bits of those pages of region `index` that have host memory behind them, one bit per 4 KiB page. The
+    /// others are zero; one that is touched meanwhile may be missing. Where a file lies behind the
+    /// memory, that is every page.
+    ///
+    /// # Errors
+    /// The host does not tell (it is no Linux, or has no `/proc`).
+    pub fn add_populated(&self, index: usize, into: &mut [u64]) -> std::io::Result<()> {
+        let Some((address, bytes)) = self.host_region(index) else {
+            return Ok(());
+        };
+        if self.inner.file_backed {
+            let pages = (bytes / PAGE_BYTES) as usize;
+            (0..pages).for_each(|page| into[page / 64] |= 1 << (page % 64));
+            return Ok(());
+        }
+        populated::add(address.addr(), bytes, into)
+    }
+
     /// True once, after devices wrote to pages that hold decoded code; see [`PageMap`].
     #[inline]
     pub fn take_code_is_stale(&self) -> bool {
@@ -260,6 +279,43 @@ mod tests {
         assert_eq!(ram.read_obj::<u8>(GuestAddress(12288)).unwrap(), 7);
         assert!(ram.page_map(0).unwrap().is_dirty(2));
         assert!(!ram.page_map(0).unwrap().is_dirty(3));
+    }
+
+    const NONE: Vec<usize> = Vec::new();
+
+    /// The pages with memory behind them, of both regions.
+    fn populated(ram: &GuestRam) -> [Vec<usize>; 2] {
+        [0, 1].map(|region| {
+            let mut words = vec![0; ram.page_map(region).unwrap().words()];
+            ram.add_populated(region, &mut words).unwrap();
+            let set = |page: &usize| words[page / 64] >> (page % 64) & 1 == 1;
+            (0..words.len() * 64).filter(set).collect()
+        })
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn only_what_was_touched_is_populated() {
+        let ram = ram();
+        assert_eq!(populated(&ram), [NONE, NONE]);
+        ram.write_slice(&[7; 8192], GuestAddress(300 * 4096))
+            .unwrap();
+        let [low, high] = populated(&ram);
+        // The host may give larger pages, but not everything.
+        assert!(low.contains(&300) && low.contains(&301), "{low:?}");
+        assert!(low.len() <= 512, "{} pages", low.len());
+        assert_eq!(high, NONE);
+        ram.discard(Gpa(0), 4 << 20).unwrap();
+        assert_eq!(populated(&ram), [NONE, NONE]);
+    }
+
+    #[test]
+    fn all_of_a_file_is_populated() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(6 << 20).unwrap();
+        let layout = ram().layout().clone();
+        let ram = GuestRam::new(layout, &RamBacking::PrivateFile(file)).unwrap();
+        assert_eq!(populated(&ram).map(|pages| pages.len()), [1024, 512]);
     }
 
     #[test]

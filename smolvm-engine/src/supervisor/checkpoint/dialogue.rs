@@ -50,10 +50,11 @@ impl Run<'_> {
             slots: WINDOW_SLOTS,
         });
         self.send(begin, &[window.as_fd(), top.as_fd()])?;
-        let total = full.then_some(machine.spec.memory_bytes);
+        let mut total = None;
         let mut instant = None;
         loop {
             match self.next()? {
+                CaptureEvent::ToCome { bytes } => total = Some(bytes),
                 CaptureEvent::Chunks(chunks) => {
                     let freed = sink.take(&chunks)?;
                     if !freed.is_empty() {
