@@ -183,14 +183,16 @@ impl Engine {
                 (ours, None)
             }
         };
-        let report = channel::receive(&socket).map(|received| received.message);
-        if let (Err(_), Some(mut child)) = (&report, child) {
-            // It ended without a word: collect it, its log says more.
-            let _ = child.wait();
+        if let Ok(received) = channel::receive(&socket) {
+            return Ok(received.message);
         }
-        report.map_err(|_| EngineError::NotStarted {
+        // It ended without a word: collect it, its log says more.
+        let how = child
+            .and_then(|mut child| child.wait().ok())
+            .map_or_else(String::new, |status| format!(" ({status})"));
+        Err(EngineError::NotStarted {
             name: name.clone(),
-            reason: format!("its supervisor ended early, see {}", log.display()),
+            reason: format!("its supervisor ended early{how}, see {}", log.display()),
             hint: None,
         })
     }
