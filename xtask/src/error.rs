@@ -60,6 +60,15 @@ pub enum Error {
         #[source]
         source: serde_json::Error,
     },
+    /// A QEMU is not as it must be to be mended.
+    #[error("{program} cannot be mended")]
+    Mend {
+        /// Its file.
+        program: PathBuf,
+        /// What differs.
+        #[source]
+        source: crate::vmtest::mend::MendError,
+    },
     /// A kernel module is missing or damaged.
     #[error("kernel module {module}: {problem}")]
     Module {

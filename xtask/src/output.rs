@@ -22,7 +22,12 @@ pub fn note(text: impl Display) {
 
 /// Prints an error with its chain of causes.
 pub fn error(error: &dyn std::error::Error) {
-    note(format_args!("error: {error}"));
+    note_because("error", error);
+}
+
+/// Prints a remark, the error that it is about and its chain of causes.
+pub fn note_because(remark: impl Display, error: &dyn std::error::Error) {
+    note(format_args!("{remark}: {error}"));
     let mut cause = error.source();
     while let Some(inner) = cause {
         note(format_args!("  because: {inner}"));

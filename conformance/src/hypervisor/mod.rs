@@ -2,6 +2,7 @@
 //!
 //! [`hypervisor_suite!`](crate::hypervisor_suite) lists them all.
 
+pub mod alone;
 pub mod avx;
 pub mod breakpoints;
 pub mod clock;
@@ -75,6 +76,9 @@ macro_rules! hypervisor_suite {
                 a_running_timer_is_saved,
                 task_priority_holds_interrupts_back,
                 the_end_of_a_level_interrupt_is_reported,
+            }
+            alone {
+                ticks_wait_for_one_another,
             }
             startup {
                 a_second_vcpu_is_started,

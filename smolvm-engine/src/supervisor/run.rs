@@ -246,9 +246,12 @@ pub(crate) fn unix_now() -> u64 {
 /// Follows a machine to its end and records it.
 fn supervise(shared: &Arc<Shared>, mut vmm: VmmHandle, starter: UnixStream) {
     let for_setup = shared.clone();
+    // A guest that ends meanwhile is told to whoever waits for the start before the process ends.
+    let answering = shared.begin_command();
     let setup = std::thread::Builder::new()
         .name("setup".to_owned())
         .spawn(move || {
+            let _answering = answering;
             let outcome = set_up_guest(&for_setup);
             Phase::RestoreDone.reached();
             report(&starter, &outcome);

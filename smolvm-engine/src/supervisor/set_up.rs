@@ -22,6 +22,8 @@ const AGENT_PATIENCE: Patience = Patience {
 /// How long one control call to the agent may take. The guest's disk is synced in it, for which a host
 /// whose disks are busy takes many seconds.
 const CALL_TIMEOUT: Duration = AGENT_PATIENCE.silence;
+/// How long the end of a VMM may take to be noted after its guest's connections broke.
+const END_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Waits for the agent and gives the guest what it needs before anybody works in it.
 pub(super) fn set_up_guest(shared: &Shared) -> StartReport {
@@ -33,7 +35,7 @@ pub(super) fn set_up_guest(shared: &Shared) -> StartReport {
                 backend: shared.backend.clone(),
             }
         }
-        Err(error) if shared.has_ended() => {
+        Err(error) if shared.wait_end(error.end_patience()) => {
             shared.wait_finished();
             let state = shared
                 .dir
@@ -71,6 +73,16 @@ enum SetUpError {
     Dir(#[from] MachineDirError),
     #[error("the connection to the agent cannot be bounded in time")]
     Timeout(#[from] std::io::Error),
+}
+
+impl SetUpError {
+    /// How long the machine may still be found to have ended: a connection breaks just before that.
+    fn end_patience(&self) -> Duration {
+        match self {
+            Self::Agent(AgentError::Silent(_)) => Duration::ZERO,
+            _ => END_PATIENCE,
+        }
+    }
 }
 
 fn set_up(shared: &Shared) -> Result<(), SetUpError> {

@@ -31,7 +31,7 @@ prepare() {
 environment=(
     HOME=/home/smol USER=smol LOGNAME=smol LANG=C.UTF-8
     PATH=/data/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
-    SMOLVM=/data/bin/smolvm SMOLVM_HOME=/data/home SMOLVM_REQUIRE_KVM=1 RUST_BACKTRACE=1
+    SMOLVM=/data/bin/keep-logs/smolvm SMOLVM_HOME=/data/home SMOLVM_REQUIRE_KVM=1 RUST_BACKTRACE=1
     $variables
 )
 
@@ -42,6 +42,8 @@ run_job() { # path of the job
     *.outsider) groups=--clear-groups ;;
     esac
     printf '\n%s start %s\n' "$token" "$id" >&4
+    rm -rf /data/kept
+    mkdir -m 1777 /data/kept
     (
         cd /tmp && exec timeout -k 10 "$job_timeout" \
             setpriv --reuid "$account" --regid "$account" "$groups" --inh-caps=-all \
@@ -49,7 +51,10 @@ run_job() { # path of the job
     ) < /dev/null >&4 2>&4
     local code=$?
     # A program that crashed or was killed for want of memory is named here only.
-    [ "$code" = 0 ] || [ "$code" = 77 ] || dmesg | tail -n 15 | sed 's/^/emulated host: /' >&4
+    [ "$code" = 0 ] || [ "$code" = 77 ] || {
+        dmesg | tail -n 15 | sed 's/^/emulated host: /'
+        for kept in /data/kept/*; do tail -n 60 "$kept" | sed "s|^|${kept##*/}: |"; done
+    } >&4
     printf '\n%s done %s %s\n' "$token" "$id" "$code" >&4
     # Nothing of one job may reach the next.
     pkill -KILL -u smol && printf '\n%s left %s\n' "$token" "$id" >&4

@@ -1,7 +1,7 @@
 //! What the emulated host shall run, laid out as a folder that becomes its data disk.
 //!
 //! ```text
-//! bin/        smolvm
+//! bin/        smolvm, and before it keep-logs/smolvm
 //! tests/      test executables
 //! scripts/    scripts
 //! jobs/       one small script for each thing to run, in order; the ending names the account
@@ -21,6 +21,9 @@ use crate::{cache, process};
 
 /// Runs as PID 1 once the disks are mounted.
 const INSIDE: &str = include_str!("inside.sh");
+
+/// What jobs know as smolvm: keeps the logs of machines for the case that the job fails.
+const KEEP_LOGS: &str = include_str!("keep-logs.sh");
 
 /// Shared libraries that the emulated host's Debian has.
 const LIBRARIES: &[&str] = &[
@@ -70,7 +73,10 @@ impl Payload {
     /// Puts the smolvm binary on the emulated host's PATH.
     pub fn add_smolvm(&self, binary: &Path) -> Result<()> {
         check_libraries(binary)?;
-        copy(binary, &self.folder.join("bin/smolvm"))
+        copy(binary, &self.folder.join("bin/smolvm"))?;
+        let folder = self.folder.join("bin/keep-logs");
+        fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
+        write(&folder.join("smolvm"), KEEP_LOGS, 0o755)
     }
 
     /// Adds something to run; the filter is for test executables.

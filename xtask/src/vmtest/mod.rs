@@ -10,6 +10,7 @@ pub mod home;
 pub mod initrd;
 pub mod jobs;
 pub mod kernel;
+pub mod mend;
 pub mod program;
 pub mod qemu;
 pub mod report;

@@ -1,15 +1,17 @@
-//! Which QEMU runs the emulated host: the installed one, or a newer one kept in the cache.
+//! Which QEMU runs the emulated host: a copy of the installed one, or of a newer one, in the cache and mended.
 //!
 //! Before release 8.1, QEMU may translate code on one processor while another rewrites it, and keep
 //! the old translation (fixed by its commit deba78709ae8, "accel/tcg: Always lock pages before
-//! translation"). Linux rewrites its code while it boots. With QEMU 7.2 and two processors, 2 of 24 guests
-//! in the emulated host failed; `docs/testing.md` says what is left with newer ones.
+//! translation"). Linux rewrites its code while it boots. What [`mend`](super::mend) mends is in every release
+//! so far.
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::mend::mend;
 use crate::error::{Error, Result};
 use crate::{cache, output, process};
 
@@ -22,8 +24,14 @@ const FIRST_SOUND: Release = Release(8, 1);
 /// The Debian release whose QEMU is taken where the installed one is older than [`FIRST_SOUND`].
 const NEWER_SUITE: &str = "trixie";
 
-/// Part of the cached folder's name: to be raised when its content changes.
-const VERSION: u32 = 1;
+/// Part of the cached folders' names: to be raised when their content changes.
+const VERSION: u32 = 2;
+
+/// Where the program is in a folder of the cache.
+const PLACE: &str = "usr/bin/qemu-system-x86_64";
+
+/// Where Debian has its firmware, below the root.
+const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 
 /// What of Debian's packages is kept: the program, its libraries and its firmware.
 const KEPT: &[&str] = &[
@@ -60,31 +68,47 @@ pub struct Program {
 }
 
 impl Program {
-    /// The installed QEMU if it is sound, else a newer one from the cache, fetched if need be. Where that
+    /// The installed QEMU if it is sound, else a newer one, fetched into the cache if need be. Where that
     /// cannot be had, the installed one, which then must run all processors in one thread.
     pub fn find(cache_folder: &Path) -> Result<Self> {
         let installed = release(Command::new(INSTALLED));
-        if let Ok(found) = installed
-            && found >= FIRST_SOUND
+        if let Ok((found, text)) = &installed
+            && *found >= FIRST_SOUND
         {
-            return Ok(Self::installed(true));
+            return Ok(Self::installed(cache_folder, text, true));
         }
         match (Self::fetch(cache_folder), installed) {
             (Ok(program), _) => Ok(program),
             (Err(error), Err(_)) => Err(error),
-            (Err(error), Ok(Release(major, minor))) => {
-                output::note(format_args!(
-                    "no newer QEMU than {major}.{minor}, so its processors run in one thread, slowly: {error}"
-                ));
-                Ok(Self::installed(false))
+            (Err(error), Ok((Release(major, minor), text))) => {
+                let remark = format_args!(
+                    "no newer QEMU than {major}.{minor}, so its processors run in one thread, slowly"
+                );
+                output::note_because(remark, &error);
+                Ok(Self::installed(cache_folder, &text, false))
             }
         }
     }
 
-    fn installed(parallel: bool) -> Self {
+    /// A mended copy of the installed QEMU, which says `text` of its release; itself where it cannot be mended.
+    fn installed(cache_folder: &Path, text: &str, parallel: bool) -> Self {
+        let release = text.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
+        let copied = cache::entry(
+            cache_folder,
+            &format!("qemu-{release}-v{VERSION}"),
+            |folder| mended_copy(&installed_file()?, &folder.join(PLACE)),
+        );
+        let executable = match copied {
+            Ok(folder) => folder.join(PLACE).into_os_string(),
+            Err(error) => {
+                let remark = "the installed QEMU is used as it is: its guests may get an interrupt twice and fail";
+                output::note_because(remark, &error);
+                INSTALLED.into()
+            }
+        };
         Self {
-            executable: INSTALLED.into(),
-            options: Vec::new(),
+            executable,
+            options: firmware_of(Path::new("/")),
             parallel,
         }
     }
@@ -99,12 +123,9 @@ impl Program {
         let mut options: Vec<OsString> = vec![
             "--library-path".into(),
             libraries.into(),
-            root.join("usr/bin/qemu-system-x86_64").into(),
+            root.join(PLACE).into(),
         ];
-        for firmware in ["qemu", "seabios"] {
-            options.push("-L".into());
-            options.push(root.join("usr/share").join(firmware).into());
-        }
+        options.extend(firmware_of(&root));
         let program = Self {
             executable,
             options,
@@ -126,15 +147,48 @@ impl Program {
     }
 }
 
-/// Asks a QEMU for its release.
-fn release(mut command: Command) -> Result<Release> {
+/// Asks a QEMU for its release, as numbers and as it says it.
+fn release(mut command: Command) -> Result<(Release, String)> {
     command.arg("--version");
     let printed = process::capture(&mut command)?;
     let text = String::from_utf8_lossy(&printed);
-    Release::parse(&text).ok_or_else(|| Error::Output {
-        program: process::shown(&command),
-        found: text.lines().next().unwrap_or_default().to_owned(),
-    })
+    let line = text.lines().next().unwrap_or_default().to_owned();
+    match Release::parse(&line) {
+        Some(release) => Ok((release, line)),
+        None => Err(Error::Output {
+            program: process::shown(&command),
+            found: line,
+        }),
+    }
+}
+
+/// The file of the installed QEMU.
+fn installed_file() -> Result<PathBuf> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let mut files = std::env::split_paths(&folders).map(|folder| folder.join(INSTALLED));
+    let found = files.find(|file| file.is_file());
+    found.ok_or_else(|| Error::Failed(format!("there is no {INSTALLED} on the PATH")))
+}
+
+/// Options that name the firmware of a Debian root.
+fn firmware_of(root: &Path) -> Vec<OsString> {
+    let named = |place| ["-L".into(), root.join(place).into_os_string()];
+    FIRMWARE.into_iter().flat_map(named).collect()
+}
+
+/// Writes a mended copy of a program file, which may be the file itself.
+fn mended_copy(from: &Path, to: &Path) -> Result<()> {
+    let mut program = fs::read(from).map_err(Error::file("read", from))?;
+    mend(&mut program).map_err(|source| Error::Mend {
+        program: from.to_owned(),
+        source,
+    })?;
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
+    }
+    fs::write(to, program).map_err(Error::file("write", to))?;
+    let executable = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(to, executable).map_err(Error::file("change the mode of", to))
 }
 
 fn download(folder: &Path) -> Result<()> {
@@ -153,7 +207,9 @@ fn download(folder: &Path) -> Result<()> {
     unpack.args(["--extract", "--no-same-owner", "--file"]);
     unpack.arg(&archive).arg("--directory").arg(folder);
     process::capture(unpack.args(KEPT))?;
-    cache::remove(&archive)
+    cache::remove(&archive)?;
+    let program = folder.join(PLACE);
+    mended_copy(&program, &program)
 }
 
 #[cfg(test)]

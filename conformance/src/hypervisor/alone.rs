@@ -1,0 +1,97 @@
+//! Interrupts beside work for which the emulated host's processors must wait for one another.
+#![allow(unsafe_code)] // an atomic access over a page's border has no other name
+
+use std::arch::asm;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use vmm_core::hypervisor::Hypervisor;
+
+use crate::guest::{TestVm, interrupt_table, start};
+use crate::skip;
+
+/// Counts ticks of a periodic timer; reports how many came in between another one's begin and end.
+#[rustfmt::skip]
+const COUNT_TICKS: &[u8] = &[
+    0xbb, 0x00, 0x00, 0xe0, 0xfe, // mov ebx,0xfee00000
+    0xc7, 0x83, 0xf0, 0x00, 0x00, 0x00, 0xff, 0x01, 0x00, 0x00, // mov DWORD PTR [rbx+0xf0],0x1ff
+    0xc7, 0x83, 0xe0, 0x03, 0x00, 0x00, 0x0b, 0x00, 0x00, 0x00, // mov DWORD PTR [rbx+0x3e0],0xb
+    0xc7, 0x83, 0x20, 0x03, 0x00, 0x00, 0x46, 0x00, 0x02, 0x00, // mov DWORD PTR [rbx+0x320],0x20046
+    0xc7, 0x83, 0x80, 0x03, 0x00, 0x00, 0x40, 0x42, 0x0f, 0x00, // mov DWORD PTR [rbx+0x380],0xf4240
+    0xfb, // sti
+    // again:
+    0xf3, 0x90, // pause
+    0x81, 0x3c, 0x25, 0x00, 0x80, 0x00, 0x00, 0xc8, 0x00, 0x00, 0x00, // cmp DWORD PTR ds:0x8000,0xc8
+    0x72, 0xf1, // jb again
+    0xfa, // cli
+    0x8b, 0x04, 0x25, 0x04, 0x80, 0x00, 0x00, // mov eax,DWORD PTR ds:0x8004
+    0xe7, 0xe0, // out 0xe0,eax
+    0xe6, 0xf4, // out 0xf4,al
+    // stop:
+    0xf4, // hlt
+    0xeb, 0xfd, // jmp stop
+];
+const VECTOR: u8 = 0x46;
+const HANDLER: u64 = 0x3000;
+/// Takes its time before the access that ends the interrupt, which leaves the guest.
+#[rustfmt::skip]
+const HANDLER_CODE: &[u8] = &[
+    0x50, // push rax
+    0x51, // push rcx
+    0x8b, 0x04, 0x25, 0x08, 0x80, 0x00, 0x00, // mov eax,DWORD PTR ds:0x8008
+    0x01, 0x04, 0x25, 0x04, 0x80, 0x00, 0x00, // add DWORD PTR ds:0x8004,eax
+    0xc7, 0x04, 0x25, 0x08, 0x80, 0x00, 0x00, 0x01, 0x00, 0x00, 0x00, // mov DWORD PTR ds:0x8008,0x1
+    0xb9, 0x20, 0x4e, 0x00, 0x00, // mov ecx,0x4e20
+    // spin:
+    0xe2, 0xfe, // loop spin
+    0xc7, 0x04, 0x25, 0x08, 0x80, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, // mov DWORD PTR ds:0x8008,0x0
+    0xff, 0x04, 0x25, 0x00, 0x80, 0x00, 0x00, // inc DWORD PTR ds:0x8000
+    0xb8, 0xb0, 0x00, 0xe0, 0xfe, // mov eax,0xfee000b0
+    0xc7, 0x00, 0x00, 0x00, 0x00, 0x00, // mov DWORD PTR [rax],0x0
+    0x59, // pop rcx
+    0x58, // pop rax
+    0x48, 0xcf, // iretq
+];
+
+/// An interrupt never comes into the handler of another, which begins with interrupts disabled.
+///
+/// In the emulated host another processor meanwhile often wants to be alone; see
+/// `xtask/src/vmtest/mend.rs` for what QEMU makes of that.
+pub fn ticks_wait_for_one_another(hypervisor: &dyn Hypervisor) {
+    let vm = TestVm::new(hypervisor, 1);
+    vm.place(start::CODE, COUNT_TICKS);
+    vm.place(HANDLER, HANDLER_CODE);
+    interrupt_table::set(&vm, VECTOR, HANDLER);
+    let mut vcpu = vm.bind(0);
+    vcpu.load(&start::long_mode());
+    let through = AtomicBool::new(false);
+    let reports = thread::scope(|scope| {
+        // On a real processor this would slow down everything on the host.
+        if skip::host_is_qemu() {
+            scope.spawn(|| {
+                while !through.load(Ordering::Relaxed) {
+                    be_alone();
+                    thread::sleep(Duration::from_micros(20));
+                }
+            });
+        }
+        let reports = vcpu.run_until_done();
+        through.store(true, Ordering::Relaxed);
+        reports
+    });
+    assert_eq!(reports, [0], "ticks in another's handler");
+}
+
+/// An atomic access over a page's border: QEMU makes all other processors wait for it.
+fn be_alone() {
+    #[repr(align(4096))]
+    struct Pages([u8; 2 * 4096]);
+    let mut pages = Pages([0; 2 * 4096]);
+    let over_the_border = &raw mut pages.0[4096 - 4];
+    // SAFETY: the eight bytes from there lie in `pages`, which nothing else uses; the instruction takes any
+    // alignment.
+    unsafe {
+        asm!("lock add qword ptr [{}], 1", in(reg) over_the_border, options(nostack));
+    }
+}
