@@ -8,17 +8,13 @@ use std::time::Duration;
 
 use vmm_core::hypervisor::Hypervisor;
 
+use super::interrupts::{START_TICKS, TICK};
 use crate::guest::{TestVm, interrupt_table, start};
 use crate::skip;
 
-/// Counts ticks of a periodic timer; reports how many came in between another one's begin and end.
+/// Counts ticks, after [`START_TICKS`]; reports how many came in between another one's begin and end.
 #[rustfmt::skip]
 const COUNT_TICKS: &[u8] = &[
-    0xbb, 0x00, 0x00, 0xe0, 0xfe, // mov ebx,0xfee00000
-    0xc7, 0x83, 0xf0, 0x00, 0x00, 0x00, 0xff, 0x01, 0x00, 0x00, // mov DWORD PTR [rbx+0xf0],0x1ff
-    0xc7, 0x83, 0xe0, 0x03, 0x00, 0x00, 0x0b, 0x00, 0x00, 0x00, // mov DWORD PTR [rbx+0x3e0],0xb
-    0xc7, 0x83, 0x20, 0x03, 0x00, 0x00, 0x46, 0x00, 0x02, 0x00, // mov DWORD PTR [rbx+0x320],0x20046
-    0xc7, 0x83, 0x80, 0x03, 0x00, 0x00, 0x40, 0x42, 0x0f, 0x00, // mov DWORD PTR [rbx+0x380],0xf4240
     0xfb, // sti
     // again:
     0xf3, 0x90, // pause
@@ -32,7 +28,6 @@ const COUNT_TICKS: &[u8] = &[
     0xf4, // hlt
     0xeb, 0xfd, // jmp stop
 ];
-const VECTOR: u8 = 0x46;
 const HANDLER: u64 = 0x3000;
 /// Takes its time before the access that ends the interrupt, which leaves the guest.
 #[rustfmt::skip]
@@ -60,9 +55,9 @@ const HANDLER_CODE: &[u8] = &[
 /// `xtask/src/vmtest/mend.rs` for what QEMU makes of that.
 pub fn ticks_wait_for_one_another(hypervisor: &dyn Hypervisor) {
     let vm = TestVm::new(hypervisor, 1);
-    vm.place(start::CODE, COUNT_TICKS);
+    vm.place(start::CODE, &[START_TICKS, COUNT_TICKS].concat());
     vm.place(HANDLER, HANDLER_CODE);
-    interrupt_table::set(&vm, VECTOR, HANDLER);
+    interrupt_table::set(&vm, TICK, HANDLER);
     let mut vcpu = vm.bind(0);
     vcpu.load(&start::long_mode());
     let through = AtomicBool::new(false);
@@ -76,11 +71,19 @@ pub fn ticks_wait_for_one_another(hypervisor: &dyn Hypervisor) {
                 }
             });
         }
-        let reports = vcpu.run_until_done();
-        through.store(true, Ordering::Relaxed);
-        reports
+        let _through = SetOnDrop(&through);
+        vcpu.run_until_done()
     });
     assert_eq!(reports, [0], "ticks in another's handler");
+}
+
+/// Ends the other thread also where the guest makes this one panic.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// An atomic access over a page's border: QEMU makes all other processors wait for it.
@@ -88,7 +91,7 @@ fn be_alone() {
     #[repr(align(4096))]
     struct Pages([u8; 2 * 4096]);
     let mut pages = Pages([0; 2 * 4096]);
-    let over_the_border = &raw mut pages.0[4096 - 4];
+    let over_the_border = (&raw mut pages.0).cast::<u8>().wrapping_add(4096 - 4);
     // SAFETY: the eight bytes from there lie in `pages`, which nothing else uses; the instruction takes any
     // alignment.
     unsafe {

@@ -77,13 +77,20 @@ pub fn the_timer_wakes_a_halted_guest(hypervisor: &dyn Hypervisor) {
     assert_eq!(vcpu.run_until_done(), [0x46, 0, 2_000_000]);
 }
 
+/// The vector of [`START_TICKS`].
+pub(super) const TICK: u8 = 0x46;
+/// Starts a periodic timer of [`TICK`] that ticks every 1 000 000 counts; leaves the APIC's address in RBX.
 #[rustfmt::skip]
-const PERIODIC: &[u8] = &[
+pub(super) const START_TICKS: &[u8] = &[
     0xbb, 0x00, 0x00, 0xe0, 0xfe, // mov ebx,0xfee00000
     0xc7, 0x83, 0xf0, 0x00, 0x00, 0x00, 0xff, 0x01, 0x00, 0x00, // mov DWORD PTR [rbx+0xf0],0x1ff
     0xc7, 0x83, 0xe0, 0x03, 0x00, 0x00, 0x0b, 0x00, 0x00, 0x00, // mov DWORD PTR [rbx+0x3e0],0xb
     0xc7, 0x83, 0x20, 0x03, 0x00, 0x00, 0x46, 0x00, 0x02, 0x00, // mov DWORD PTR [rbx+0x320],0x20046
     0xc7, 0x83, 0x80, 0x03, 0x00, 0x00, 0x40, 0x42, 0x0f, 0x00, // mov DWORD PTR [rbx+0x380],0xf4240
+];
+/// Waits for ticks, after [`START_TICKS`].
+#[rustfmt::skip]
+const WAIT_FOR_TICKS: &[u8] = &[
     0xb9, 0x04, 0x00, 0x00, 0x00, // mov ecx,0x4
     // again:
     0xfb, // sti
@@ -99,13 +106,13 @@ const PERIODIC: &[u8] = &[
 /// A periodic timer goes on by itself.
 pub fn a_periodic_timer_ticks(hypervisor: &dyn Hypervisor) {
     let vm = TestVm::new(hypervisor, 1);
-    vm.place(start::CODE, PERIODIC);
+    vm.place(start::CODE, &[START_TICKS, WAIT_FOR_TICKS].concat());
     let mut vcpu = vm.bind(0);
     vcpu.load(&start::long_mode());
     // Four halts end by a tick each; on a busy host more ticks come between them.
     let ticks = vcpu.run_until_done();
     assert!(
-        ticks.len() >= 4 && ticks.iter().all(|vector| *vector == 0x46),
+        ticks.len() >= 4 && ticks.iter().all(|vector| *vector == u32::from(TICK)),
         "{ticks:x?}"
     );
 }

@@ -53,23 +53,28 @@ run_job() { # path of the job
     # A program that crashed or was killed for want of memory is named here only.
     [ "$code" = 0 ] || [ "$code" = 77 ] || {
         dmesg | tail -n 15 | sed 's/^/emulated host: /'
-        for kept in /data/kept/*; do tail -n 150 "$kept" | sed "s|^|${kept##*/}: |"; done
+        for kept in /data/kept/*; do
+            [ ! -e "$kept" ] || tail -n 150 "$kept" | sed "s|^|${kept##*/}: |"
+        done
     } >&4
     printf '\n%s done %s %s\n' "$token" "$id" "$code" >&4
     # Nothing of one job may reach the next.
     pkill -KILL -u smol && printf '\n%s left %s\n' "$token" "$id" >&4
 }
 
-# What a VMM does whose guest says nothing for long although its agent is not there yet.
+# What VMMs do while a guest says nothing for long although its agent is not there yet; two looks at each guest. (One that
+# was restored says nothing either: it is looked at in vain.)
 look_at_silent_guests() {
-    local log vmm thread
+    local log looks vmm thread
     for log in /data/home/machines/*/console.log /tmp/*/home/machines/*/console.log; do
         [ -e "$log" ] && [ -d /data/kept ] || continue
         grep -q 'smolvm-agent: ready' "$log" && continue
         [ $(($(date +%s) - $(stat -c %Y "$log"))) -gt 20 ] || continue
+        looks=/data/kept/silent.$(stat -c %i "$log")
+        [ "$(grep -cs '^look ' "$looks")" != 2 ] || continue
         mountpoint -q /sys/kernel/debug || mount -t debugfs debugfs /sys/kernel/debug
         {
-            date +%T
+            date '+look at %T'
             for vmm in $(pgrep -f -- __vmm); do
                 for thread in "/proc/$vmm/task"/*; do
                     echo "$thread $(cut -d ' ' -f 2,3,14,15 "$thread/stat") $(cat "$thread/syscall")"
@@ -77,7 +82,7 @@ look_at_silent_guests() {
                 done
             done
             grep . /sys/kernel/debug/kvm/*-*/{exits,io_exits,irq_exits,halt_exits,pf_fixed}
-        } > /data/kept/silent 2>&1
+        } >> "$looks" 2>&1
     done
 }
 

@@ -1,7 +1,7 @@
 //! Takes one instruction out of QEMU.
 //!
-//! To hand an interrupt to a guest, `helper_vmrun` (`target/i386/tcg/system/svm_helper.c`, up to 10.2 at
-//! least) notes it as the processor's pending exception and delivers it at once, but lets the note stand
+//! To hand an interrupt to a guest, `helper_vmrun` (`target/i386/tcg/system/svm_helper.c`, in 10.0 as in
+//! the newest source that was read) notes it as the processor's pending exception and delivers it at once, but lets the note stand
 //! until the guest's next exit. When the processor has to leave its loop before that, and not for
 //! an interrupt, the note is taken for an exception still to be raised: the guest gets the interrupt a second time, even with
 //! interrupts disabled. Its kernel then waits for a lock that it holds itself, panics or triple faults. The processor leaves
@@ -51,8 +51,9 @@ pub enum MendError {
 /// Mends the bytes of a QEMU's program file.
 pub fn mend(program: &mut [u8]) -> Result<(), MendError> {
     let function = find(program)?;
+    let end = function.begin.saturating_add(function.bytes);
     let code = program
-        .get(function.begin..function.begin + function.bytes)
+        .get(function.begin..end)
         .ok_or(MendError::NotInFile(FUNCTION))?;
     let call = only(calls(code, &function), "calls of the delivery")?;
     let from = call.saturating_sub(REACH);
@@ -84,7 +85,7 @@ fn find(program: &[u8]) -> Result<Function, MendError> {
     let within = |section: &object::Section| {
         let offset = function.address().checked_sub(section.address())?;
         let (begin, bytes) = section.file_range()?;
-        (offset < bytes).then_some(begin + offset)
+        begin.checked_add(offset).filter(|_| offset < bytes)
     };
     let begin = file.sections().find_map(|section| within(&section));
     let begin = begin.and_then(|begin| usize::try_from(begin).ok());
@@ -103,7 +104,7 @@ fn calls(code: &[u8], function: &Function) -> Vec<usize> {
             return false;
         };
         let distance = distance.try_into().map_or(0, i32::from_le_bytes);
-        let end = function.address + at as u64 + 5;
+        let end = function.address.wrapping_add(at as u64 + 5);
         end.wrapping_add_signed(distance.into()) == function.delivery
     };
     let windows = code.windows(5).enumerate();

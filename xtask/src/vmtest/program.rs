@@ -2,8 +2,8 @@
 //!
 //! Before release 8.1, QEMU may translate code on one processor while another rewrites it, and keep
 //! the old translation (fixed by its commit deba78709ae8, "accel/tcg: Always lock pages before
-//! translation"). Linux rewrites its code while it boots. What [`mend`](super::mend) mends is in every release
-//! so far.
+//! translation"). Linux rewrites its code while it boots. What [`mend`](super::mend) mends is in newer
+//! releases too.
 
 use std::ffi::OsString;
 use std::fs;
