@@ -2,7 +2,6 @@
 //!
 //! [`hypervisor_suite!`](crate::hypervisor_suite) lists them all.
 
-pub mod alone;
 pub mod avx;
 pub mod breakpoints;
 pub mod clock;
@@ -14,6 +13,7 @@ pub mod interrupts;
 pub mod kick;
 pub mod memory_io;
 pub mod modes;
+pub mod neighbour;
 pub mod pending_exit;
 pub mod port_io;
 pub mod self_modifying;
@@ -77,8 +77,9 @@ macro_rules! hypervisor_suite {
                 task_priority_holds_interrupts_back,
                 the_end_of_a_level_interrupt_is_reported,
             }
-            alone {
+            neighbour {
                 ticks_wait_for_one_another,
+                exits_change_nothing,
             }
             startup {
                 a_second_vcpu_is_started,

@@ -68,10 +68,13 @@ done
 is agent running
 
 echo "a guest that hangs"
-# Its agent is the child of PID 1 that has no name on a disk.
-m exec -- sh -c 'kill -STOP $PPID' > /dev/null 2>&1 &
+# Its agent is the child of PID 1 that has no name on a disk. The command goes on: as long as not all threads of the
+# agent stand still, its end would be told.
+m exec -- sh -c 'echo soon; sleep 1; kill -STOP $PPID; sleep 600' > hung 2> /dev/null &
 hung=$!
-sleep 2
+n=0
+until grep -q soon hung; do n=$((n + 1)); [ $n -lt 600 ] || fail "the command does not start"; sleep 0.1; done
+sleep 3
 m stop --timeout 1s > out 2> err
 grep -q 'did not shut down' err || fail "no warning: $(cat out err)"
 is agent stopped

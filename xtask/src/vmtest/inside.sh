@@ -54,7 +54,7 @@ run_job() { # path of the job
     [ "$code" = 0 ] || [ "$code" = 77 ] || {
         dmesg | tail -n 15 | sed 's/^/emulated host: /'
         for kept in /data/kept/*; do
-            [ ! -e "$kept" ] || tail -n 150 "$kept" | sed "s|^|${kept##*/}: |"
+            [ ! -e "$kept" ] || tail -n 300 "$kept" | sed "s|^|${kept##*/}: |"
         done
     } >&4
     printf '\n%s done %s %s\n' "$token" "$id" "$code" >&4
@@ -81,9 +81,20 @@ look_at_silent_guests() {
                     cat "$thread/stack"
                 done
             done
-            grep . /sys/kernel/debug/kvm/*-*/{exits,io_exits,irq_exits,halt_exits,pf_fixed}
+            grep . /sys/kernel/debug/kvm/*-*/* | grep -v ':0$'
+            look_at_exits
         } >> "$looks" 2>&1
     done
+}
+
+# What the vCPUs do at the moment, as KVM traces it.
+look_at_exits() {
+    local tracing=/sys/kernel/debug/tracing
+    echo 1 > "$tracing/events/kvm/enable"
+    sleep 0.2
+    echo 0 > "$tracing/events/kvm/enable"
+    tail -n 80 "$tracing/trace"
+    echo > "$tracing/trace"
 }
 
 power_off() {

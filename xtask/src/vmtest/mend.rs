@@ -1,30 +1,41 @@
-//! Takes one instruction out of QEMU.
+//! Takes two instructions out of QEMU: two faults of it that guests under KVM die of (`target/i386/tcg`, in 10.0 as in the
+//! newest source that was read).
 //!
-//! To hand an interrupt to a guest, `helper_vmrun` (`target/i386/tcg/system/svm_helper.c`, in 10.0 as in
-//! the newest source that was read) notes it as the processor's pending exception and delivers it at once, but lets the note stand
-//! until the guest's next exit. When the processor has to leave its loop before that, and not for
-//! an interrupt, the note is taken for an exception still to be raised: the guest gets the interrupt a second time, even with
-//! interrupts disabled. Its kernel then waits for a lock that it holds itself, panics or triple faults. The processor leaves
-//! its loop so when another one wants to be alone (for an atomic access over a page's border, or to drop all
-//! translations), and with all processors in one thread at every change of turns.
+//! **An interrupt twice.** To hand an interrupt to a guest, `helper_vmrun` (`system/svm_helper.c`) notes it as the processor's
+//! pending exception and delivers it at once, but lets the note stand until the guest's next exit. When the processor has to leave
+//! its loop before that, and not for an interrupt, the note is taken for an exception still to be raised: the guest gets the
+//! interrupt a second time, even with interrupts disabled. Its kernel then waits for a lock that it holds itself, panics or
+//! triple faults. The processor leaves its loop so when another one wants to be alone (for an atomic access over a page's border, or
+//! to drop all translations), and with all processors in one thread at every change of turns.
 //!
-//! What takes the instruction out is as narrow as can be: it must be the only one of its kind, in that function,
-//! before the only call of `do_interrupt_x86_hardirq`.
+//! **Flags of the first processor.** `cpu_clear_ignne` (`system/fpu_helper.c`), part of every FXRSTOR and XRSTOR of any processor, clears
+//! a bit in the *first* processor's `hflags2`, read and written back without a lock from the thread of the processor that runs. What
+//! the first processor changes there meanwhile is lost: that it left a guest (nested paging stays on, so that the host's own
+//! page tables fault as if they were a guest's, and the host's registers end up as the guest's), or that interrupts
+//! are held back. The bit stands for an FPU error that MS-DOS acknowledged at port F0h, so that nothing is lost with the instruction.
+//!
+//! What takes them out is as narrow as can be: each must be the only one of its kind in its function, the first before the
+//! only call of `do_interrupt_x86_hardirq`.
+
+use std::ops::Range;
 
 use object::{Object, ObjectSection, ObjectSymbol};
 use thiserror::Error;
 
-/// Where the wrong instruction is.
-const FUNCTION: &str = "helper_vmrun";
+/// Where the interrupt is noted.
+const ENTRY: &str = "helper_vmrun";
 /// What delivers the interrupt.
 const DELIVERY: &str = "do_interrupt_x86_hardirq";
-/// How many bytes before the call the instruction is looked for.
+/// How many bytes before the call the note is looked for.
 const REACH: usize = 64;
-/// No operation, in six and in seven bytes (AMD64 manual volume 3, NOP).
-const NO_OPERATION: [&[u8]; 2] = [
-    &[0x66, 0x0f, 0x1f, 0x44, 0, 0],
-    &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
-];
+/// Where the first processor's flags are changed.
+const FOREIGN: &str = "cpu_clear_ignne";
+/// The mask that clears `HF2_IGNNE_MASK`, as in the instruction.
+const ALL_BUT_IGNNE: [u8; 4] = (!(1_u32 << 7)).to_le_bytes();
+/// Length of `and dword [register + 32 bits], 32 bits`.
+const CLEAR_BYTES: usize = 10;
+/// No operation, in one byte.
+const NO_OPERATION: u8 = 0x90;
 
 /// Why a QEMU cannot be mended.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -39,73 +50,115 @@ pub enum MendError {
     #[error("{0} is not in the file")]
     NotInFile(&'static str),
     /// What is looked for is not there exactly once.
-    #[error("{found} {what} in {FUNCTION}")]
+    #[error("{found} {what}")]
     NotOne {
-        /// What.
+        /// What, and of which function.
         what: &'static str,
         /// How many there are.
         found: usize,
     },
 }
 
-/// Mends the bytes of a QEMU's program file.
+/// Mends the bytes of a QEMU's program file; leaves them as they are if either fault is not found.
 pub fn mend(program: &mut [u8]) -> Result<(), MendError> {
-    let function = find(program)?;
-    let end = function.begin.saturating_add(function.bytes);
-    let code = program
-        .get(function.begin..end)
-        .ok_or(MendError::NotInFile(FUNCTION))?;
-    let call = only(calls(code, &function), "calls of the delivery")?;
-    let from = call.saturating_sub(REACH);
-    let (at, length) = only(stores(&code[from..call]), "notes before the delivery")?;
-    let begin = function.begin + from + at;
-    program[begin..begin + length].copy_from_slice(NO_OPERATION[length - 6]);
+    let wrong = [find_note(program)?, find_clear(program)?];
+    for instruction in wrong {
+        program[instruction].fill(NO_OPERATION);
+    }
     Ok(())
 }
 
-/// The function with the wrong instruction.
+/// Where in the file `helper_vmrun` notes the interrupt.
+fn find_note(program: &[u8]) -> Result<Range<usize>, MendError> {
+    let symbols = Symbols::parse(program)?;
+    let (function, delivery) = (symbols.function(ENTRY)?, symbols.address(DELIVERY)?);
+    let code = function.code(program)?;
+    let found = calls(code, function.address, delivery);
+    let call = only(found, "calls of the delivery in helper_vmrun")?;
+    let from = call.saturating_sub(REACH);
+    let (at, length) = only(
+        stores(&code[from..call]),
+        "notes before the delivery in helper_vmrun",
+    )?;
+    let begin = function.begin + from + at;
+    Ok(begin..begin + length)
+}
+
+/// Where in the file `cpu_clear_ignne` changes the first processor's flags.
+fn find_clear(program: &[u8]) -> Result<Range<usize>, MendError> {
+    let function = Symbols::parse(program)?.function(FOREIGN)?;
+    let found = clears(function.code(program)?);
+    let begin = function.begin + only(found, "changes of flags in cpu_clear_ignne")?;
+    Ok(begin..begin + CLEAR_BYTES)
+}
+
+/// What a program file names.
+struct Symbols<'a>(object::File<'a>);
+
+/// A function of a program file.
 struct Function {
+    name: &'static str,
     address: u64,
     /// Offset of its first byte in the file.
     begin: usize,
     bytes: usize,
-    /// Address of what delivers the interrupt.
-    delivery: u64,
 }
 
-fn find(program: &[u8]) -> Result<Function, MendError> {
-    let file = object::File::parse(program)
-        .map_err(|error| MendError::NotExecutable(error.to_string()))?;
-    let symbol = |name: &'static str| {
+impl<'a> Symbols<'a> {
+    fn parse(program: &'a [u8]) -> Result<Self, MendError> {
+        let parsed = object::File::parse(program);
+        parsed
+            .map(Self)
+            .map_err(|error| MendError::NotExecutable(error.to_string()))
+    }
+
+    fn symbol(&self, name: &'static str) -> Result<object::Symbol<'a, '_>, MendError> {
         let named = |symbol: &object::Symbol| symbol.name() == Ok(name) && symbol.address() != 0;
-        let found = file.dynamic_symbols().find(named);
+        let found = self.0.dynamic_symbols().find(named);
         found.ok_or(MendError::NoSymbol(name))
-    };
-    let (function, delivery) = (symbol(FUNCTION)?, symbol(DELIVERY)?);
-    let within = |section: &object::Section| {
-        let offset = function.address().checked_sub(section.address())?;
-        let (begin, bytes) = section.file_range()?;
-        begin.checked_add(offset).filter(|_| offset < bytes)
-    };
-    let begin = file.sections().find_map(|section| within(&section));
-    let begin = begin.and_then(|begin| usize::try_from(begin).ok());
-    Ok(Function {
-        address: function.address(),
-        begin: begin.ok_or(MendError::NotInFile(FUNCTION))?,
-        bytes: usize::try_from(function.size()).map_err(|_| MendError::NotInFile(FUNCTION))?,
-        delivery: delivery.address(),
-    })
+    }
+
+    fn address(&self, name: &'static str) -> Result<u64, MendError> {
+        Ok(self.symbol(name)?.address())
+    }
+
+    fn function(&self, name: &'static str) -> Result<Function, MendError> {
+        let symbol = self.symbol(name)?;
+        let within = |section: &object::Section| {
+            let offset = symbol.address().checked_sub(section.address())?;
+            let (begin, bytes) = section.file_range()?;
+            begin.checked_add(offset).filter(|_| offset < bytes)
+        };
+        let begin = self.0.sections().find_map(|section| within(&section));
+        let begin = begin.and_then(|begin| usize::try_from(begin).ok());
+        Ok(Function {
+            name,
+            address: symbol.address(),
+            begin: begin.ok_or(MendError::NotInFile(name))?,
+            bytes: usize::try_from(symbol.size()).map_err(|_| MendError::NotInFile(name))?,
+        })
+    }
 }
 
-/// Offsets of the direct calls (`e8`, relative to their end) of the delivery.
-fn calls(code: &[u8], function: &Function) -> Vec<usize> {
+impl Function {
+    /// Its bytes.
+    fn code<'a>(&self, program: &'a [u8]) -> Result<&'a [u8], MendError> {
+        let end = self.begin.saturating_add(self.bytes);
+        program
+            .get(self.begin..end)
+            .ok_or(MendError::NotInFile(self.name))
+    }
+}
+
+/// Offsets of the direct calls (`e8`, relative to their end) that lead to `target`, in code at `address`.
+fn calls(code: &[u8], address: u64, target: u64) -> Vec<usize> {
     let is_call = |window: &[u8], at: usize| {
         let [0xe8, distance @ ..] = window else {
             return false;
         };
         let distance = distance.try_into().map_or(0, i32::from_le_bytes);
-        let end = function.address.wrapping_add(at as u64 + 5);
-        end.wrapping_add_signed(distance.into()) == function.delivery
+        let end = address.wrapping_add(at as u64 + 5);
+        end.wrapping_add_signed(distance.into()) == target
     };
     let windows = code.windows(5).enumerate();
     windows
@@ -134,6 +187,21 @@ fn stores(code: &[u8]) -> Vec<(usize, usize)> {
                 _ => (at, 6),
             },
         )
+        .collect()
+}
+
+/// Offset of each `and dword [register + distance], !HF2_IGNNE_MASK`.
+fn clears(code: &[u8]) -> Vec<usize> {
+    let is_clear = |window: &[u8]| {
+        let &[0x81, mode, _, _, _, _, ref mask @ ..] = window else {
+            return false;
+        };
+        // Displacement of 32 bits, operation 4, no index.
+        mode >> 3 == 0b10_100 && mode & 7 != 4 && mask == ALL_BUT_IGNNE
+    };
+    let windows = code.windows(CLEAR_BYTES).enumerate();
+    windows
+        .filter_map(|(at, window)| is_clear(window).then_some(at))
         .collect()
 }
 
@@ -169,15 +237,21 @@ mod tests {
 
     #[test]
     fn the_call_is_known_by_where_it_leads() {
-        let mut function = Function {
-            address: 0x1000,
-            begin: 0,
-            bytes: CODE.len(),
-            delivery: 0x1000 + 0x19,
-        };
-        assert_eq!(calls(&CODE, &function), [0x19]);
-        function.delivery += 1;
-        assert!(calls(&CODE, &function).is_empty());
+        assert_eq!(calls(&CODE, 0x1000, 0x1000 + 0x19), [0x19]);
+        assert!(calls(&CODE, 0x1000, 0x1000 + 0x1a).is_empty());
+    }
+
+    #[test]
+    fn the_change_of_flags_is_told_from_others() {
+        let mut code = [
+            0x81, 0xa0, 0x74, 0x2c, 0, 0, 0x7f, 0xff, 0xff,
+            0xff, // and dword [rax+0x2c74],~0x80
+            0x81, 0x88, 0x74, 0x2c, 0, 0, 0x7f, 0xff, 0xff, 0xff, // or, the same
+            0x81, 0xa0, 0x74, 0x2c, 0, 0, 0xbf, 0xff, 0xff, 0xff, // another bit
+        ];
+        assert_eq!(clears(&code), [0]);
+        code[26] = 0x7f;
+        assert_eq!(clears(&code), [0, 20]);
     }
 
     #[test]
@@ -199,7 +273,7 @@ mod tests {
     fn other_programs_are_refused() {
         let own = std::env::current_exe().unwrap();
         let mut bytes = std::fs::read(own).unwrap();
-        assert_eq!(mend(&mut bytes), Err(MendError::NoSymbol(FUNCTION)));
+        assert_eq!(mend(&mut bytes), Err(MendError::NoSymbol(ENTRY)));
         assert!(matches!(
             mend(&mut [0; 100]),
             Err(MendError::NotExecutable(_))

@@ -25,7 +25,7 @@ const FIRST_SOUND: Release = Release(8, 1);
 const NEWER_SUITE: &str = "trixie";
 
 /// Part of the cached folders' names: to be raised when their content changes.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Where the program is in a folder of the cache.
 const PLACE: &str = "usr/bin/qemu-system-x86_64";
@@ -101,7 +101,7 @@ impl Program {
         let executable = match copied {
             Ok(folder) => folder.join(PLACE).into_os_string(),
             Err(error) => {
-                let remark = "the installed QEMU is used as it is: its guests may get an interrupt twice and fail";
+                let remark = "the installed QEMU is used as it is: guests under its KVM may fail";
                 output::note_because(remark, &error);
                 INSTALLED.into()
             }

@@ -1,11 +1,13 @@
-//! Interrupts beside work for which the emulated host's processors must wait for one another.
-#![allow(unsafe_code)] // an atomic access over a page's border has no other name
+//! Guests beside work on another of the host's processors that disturbs them where the host is emulated by a QEMU that is
+//! not mended (`xtask/src/vmtest/mend.rs`).
+#![allow(unsafe_code)] // an atomic access over a page's border and a load of FPU state have no safe name
 
 use std::arch::asm;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use rustix::thread::{CpuSet, sched_setaffinity};
 use vmm_core::hypervisor::Hypervisor;
 
 use super::interrupts::{START_TICKS, TICK};
@@ -49,32 +51,73 @@ const HANDLER_CODE: &[u8] = &[
     0x48, 0xcf, // iretq
 ];
 
+/// Leaves the guest 100000 times, with CPUID; reports how many times are left.
+#[rustfmt::skip]
+const LEAVE: &[u8] = &[
+    0xbd, 0xa0, 0x86, 0x01, 0x00, // mov ebp,0x186a0
+    // again:
+    0x31, 0xc0, // xor eax,eax
+    0x0f, 0xa2, // cpuid
+    0xff, 0xcd, // dec ebp
+    0x75, 0xf8, // jne again
+    0x89, 0xe8, // mov eax,ebp
+    0xe7, 0xe0, // out 0xe0,eax
+    0xe6, 0xf4, // out 0xf4,al
+    // stop:
+    0xf4, // hlt
+    0xeb, 0xfd, // jmp stop
+];
+
 /// An interrupt never comes into the handler of another, which begins with interrupts disabled.
 ///
-/// In the emulated host another processor meanwhile often wants to be alone; see
-/// `xtask/src/vmtest/mend.rs` for what QEMU makes of that.
+/// In the emulated host another processor meanwhile often wants to be alone.
 pub fn ticks_wait_for_one_another(hypervisor: &dyn Hypervisor) {
     let vm = TestVm::new(hypervisor, 1);
     vm.place(start::CODE, &[START_TICKS, COUNT_TICKS].concat());
     vm.place(HANDLER, HANDLER_CODE);
     interrupt_table::set(&vm, TICK, HANDLER);
+    let reports = beside(&vm, || {
+        be_alone();
+        thread::sleep(Duration::from_micros(20));
+    });
+    assert_eq!(reports, [0], "ticks in another's handler");
+}
+
+/// A guest that is left many times goes on as it was.
+///
+/// In the emulated host another processor meanwhile loads the state of its FPU all the time.
+pub fn exits_change_nothing(hypervisor: &dyn Hypervisor) {
+    let vm = TestVm::new(hypervisor, 1);
+    vm.place(start::CODE, LEAVE);
+    assert_eq!(beside(&vm, load_fpu_state), [0], "CPUIDs that are left");
+}
+
+/// Runs the VM's guest to its end, `work` beside it in the emulated host; gives what the guest reported.
+fn beside(vm: &TestVm, work: impl Fn() + Sync) -> Vec<u32> {
     let mut vcpu = vm.bind(0);
     vcpu.load(&start::long_mode());
     let through = AtomicBool::new(false);
-    let reports = thread::scope(|scope| {
-        // On a real processor this would slow down everything on the host.
+    thread::scope(|scope| {
+        // On a real processor some of it would slow down everything on the host.
         if skip::host_is_qemu() {
+            stay_on(0);
             scope.spawn(|| {
+                stay_on(1);
                 while !through.load(Ordering::Relaxed) {
-                    be_alone();
-                    thread::sleep(Duration::from_micros(20));
+                    work();
                 }
             });
         }
         let _through = SetOnDrop(&through);
         vcpu.run_until_done()
-    });
-    assert_eq!(reports, [0], "ticks in another's handler");
+    })
+}
+
+/// Keeps this thread on one processor. Where the host has one only, the neighbour shares it and disturbs nobody.
+fn stay_on(processor: usize) {
+    let mut processors = CpuSet::new();
+    processors.set(processor);
+    let _ = sched_setaffinity(None, &processors);
 }
 
 /// Ends the other thread also where the guest makes this one panic.
@@ -96,5 +139,18 @@ fn be_alone() {
     // alignment.
     unsafe {
         asm!("lock add qword ptr [{}], 1", in(reg) over_the_border, options(nostack));
+    }
+}
+
+/// Saves the state of the FPU and loads it again, a thousand times.
+fn load_fpu_state() {
+    #[repr(align(16))]
+    struct State([u8; 512]);
+    let mut state = State([0; 512]);
+    for _ in 0..1000 {
+        // SAFETY: every processor of x86-64 has FXSAVE; its area has 512 bytes, aligned to 16. What is loaded is what was there.
+        unsafe {
+            asm!("fxsave64 [{0}]", "fxrstor64 [{0}]", in(reg) state.0.as_mut_ptr(), options(nostack));
+        }
     }
 }
