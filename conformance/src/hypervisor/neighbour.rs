@@ -97,12 +97,18 @@ fn beside(vm: &TestVm, work: impl Fn() + Sync) -> Vec<u32> {
     let mut vcpu = vm.bind(0);
     vcpu.load(&start::long_mode());
     let through = AtomicBool::new(false);
+    // On a host with one processor the neighbour shares it and disturbs nobody.
+    let apart = thread::available_parallelism().is_ok_and(|processors| processors.get() > 1);
     thread::scope(|scope| {
         // On a real processor some of it would slow down everything on the host.
         if skip::host_is_qemu() {
-            stay_on(0);
+            if apart {
+                stay_on(0);
+            }
             scope.spawn(|| {
-                stay_on(1);
+                if apart {
+                    stay_on(1);
+                }
                 while !through.load(Ordering::Relaxed) {
                     work();
                 }
@@ -113,11 +119,11 @@ fn beside(vm: &TestVm, work: impl Fn() + Sync) -> Vec<u32> {
     })
 }
 
-/// Keeps this thread on one processor. Where the host has one only, the neighbour shares it and disturbs nobody.
+/// Keeps this thread on one processor.
 fn stay_on(processor: usize) {
     let mut processors = CpuSet::new();
     processors.set(processor);
-    let _ = sched_setaffinity(None, &processors);
+    sched_setaffinity(None, &processors).expect("a processor for this thread");
 }
 
 /// Ends the other thread also where the guest makes this one panic.
