@@ -1,10 +1,11 @@
 //! Builds the guest agent as a static program and embeds it.
 //!
 //! The agent has a target folder of its own, so that its flags do not disturb the workspace's, and no
-//! Cargo dependency leads from the engine to it. `SMOLVM_GUEST_AGENT` names a finished agent instead,
+//! Cargo dependency leads from the engine to it. All profiles share the folder: the agent is built once. `SMOLVM_GUEST_AGENT` names a finished agent instead,
 //! for hosts that cannot build one.
 
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -42,7 +43,10 @@ fn build(workspace: &Path) -> PathBuf {
         "aarch64" => "aarch64-unknown-linux-gnu",
         _ => "x86_64-unknown-linux-gnu",
     };
-    let folder = PathBuf::from(variable("OUT_DIR")).join("agent-target");
+    let out = PathBuf::from(variable("OUT_DIR"));
+    // `TARGET/PROFILE/build/PACKAGE/out`. Were it deeper, the folder would only be shared by fewer.
+    let target_folder = out.ancestors().nth(4).unwrap_or(&out);
+    let folder = target_folder.join("guest-agent");
     let status = Command::new(variable("CARGO"))
         .current_dir(workspace)
         .args([
@@ -56,9 +60,15 @@ fn build(workspace: &Path) -> PathBuf {
         .args(["--profile", "agent", "--target", target, "--target-dir"])
         .arg(&folder)
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        // Clippy's; with it the agent would be built once more.
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .status()
         .expect("cargo can be started");
     assert!(status.success(), "the guest agent did not build");
-    folder.join(target).join("agent/guest-agent")
+    let built = folder.join(target).join("agent/guest-agent");
+    // What is embedded shall not change while it is read.
+    let kept = out.join("guest-agent");
+    fs::copy(&built, &kept).expect("the agent can be copied");
+    kept
 }

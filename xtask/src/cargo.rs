@@ -82,6 +82,13 @@ pub fn cargo() -> Command {
     command
 }
 
+/// Has cargo tell what it built.
+const JSON: &str = "--message-format=json-render-diagnostics";
+
+/// All tests of the workspace but those in documentation. Cargo chooses the features of a dependency by the packages
+/// that are named, so whatever names others builds much again.
+pub const ALL_TESTS: [&str; 4] = ["--workspace", "--lib", "--bins", "--tests"];
+
 /// A built test executable.
 #[derive(Debug)]
 pub struct TestExecutable {
@@ -104,14 +111,13 @@ struct Message {
     manifest_path: Option<PathBuf>,
 }
 
-/// Builds the tests of some packages.
-pub fn build_tests(workspace: &Workspace, packages: &[&str]) -> Result<Vec<TestExecutable>> {
+/// Builds the tests of some packages; of all if none is named, with the same features as `cargo test --workspace`.
+pub fn build_tests(workspace: &Workspace, packages: &[String]) -> Result<Vec<TestExecutable>> {
     let mut command = cargo();
-    command.args([
-        "test",
-        "--no-run",
-        "--message-format=json-render-diagnostics",
-    ]);
+    command.args(["test", "--no-run", JSON]);
+    if packages.is_empty() {
+        command.args(ALL_TESTS);
+    }
     for package in packages {
         command.args(["-p", package]);
     }
@@ -120,7 +126,7 @@ pub fn build_tests(workspace: &Workspace, packages: &[&str]) -> Result<Vec<TestE
         let (Some(path), Some(target)) = (message.executable, message.target) else {
             continue;
         };
-        if target.is("bin") && !packages.is_empty() && !is_test_build(&path) {
+        if target.is("bin") && !is_test_build(&path) {
             continue;
         }
         let package = workspace
@@ -144,6 +150,24 @@ fn is_test_build(path: &Path) -> bool {
     path.parent().is_some_and(|folder| folder.ends_with("deps"))
 }
 
+/// Builds all examples of the workspace, so with the features that its tests have, and returns those of one package:
+/// their names and executables.
+pub fn build_examples(workspace: &Workspace, package: &str) -> Result<Vec<(String, PathBuf)>> {
+    let found = workspace.packages.iter().find(|p| p.name == package);
+    let manifest = found.map(|package| &package.manifest_path);
+    let mut command = cargo();
+    command.args(["build", "--workspace", "--examples", JSON]);
+    let mut examples: Vec<_> = build(command, &workspace.root)?
+        .into_iter()
+        .filter(|message| manifest.is_some() && message.manifest_path.as_ref() == manifest)
+        .filter_map(|message| Some((message.target?, message.executable?)))
+        .filter(|(target, _)| target.is("example"))
+        .map(|(target, executable)| (target.name, executable))
+        .collect();
+    examples.sort();
+    Ok(examples)
+}
+
 /// Builds the release `smolvm` binary and returns its path.
 pub fn build_smolvm(workspace: &Workspace) -> Result<PathBuf> {
     let arguments = ["build", "--release", "-p", "smolvm-cli", "--bin", "smolvm"];
@@ -159,8 +183,7 @@ pub fn build_one(
     for_compiler: &[&str],
 ) -> Result<PathBuf> {
     let mut command = cargo();
-    command.args(arguments);
-    command.arg("--message-format=json-render-diagnostics");
+    command.args(arguments).arg(JSON);
     if !for_compiler.is_empty() {
         command.arg("--").args(for_compiler);
     }

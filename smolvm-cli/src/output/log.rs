@@ -1,6 +1,9 @@
 //! What the program reports about itself, on stderr.
 
-use tracing_subscriber::EnvFilter;
+use std::io;
+
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
 
 /// Variable that says what is logged.
 const VARIABLE: &str = "SMOLVM_LOG";
@@ -11,15 +14,29 @@ pub(crate) fn start() {
     let is_machine = std::env::args_os()
         .nth(1)
         .is_some_and(|first| first.to_string_lossy().starts_with("__"));
-    let default = if is_machine { "info" } else { "warn" };
-    let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+    let default = match is_machine {
+        true => LevelFilter::INFO,
+        false => LevelFilter::WARN,
+    };
+    let said = std::env::var(VARIABLE).ok();
+    let asked = said.as_deref().map(str::parse::<Targets>);
+    let (filter, not_understood) = match asked {
+        Some(Ok(filter)) => (filter, None),
+        Some(Err(error)) => (Targets::new().with_default(default), Some(error)),
+        None => (Targets::new().with_default(default), None),
+    };
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(io::stderr)
         .with_ansi(false)
         .with_target(false)
         // A log that cannot be written, as on a full file system, would be complained about on stderr, which
         // is the log: that complaint panics.
-        .log_internal_errors(false)
+        .log_internal_errors(false);
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(filter)
         .init();
+    if let Some(error) = not_understood {
+        tracing::warn!("{VARIABLE} is not understood: {error}");
+    }
 }

@@ -120,3 +120,16 @@ fn damaged_sources_are_named() {
     let output = home.run("image ls --json");
     assert!(output.status.success() && output.stdout.is_empty());
 }
+
+#[test]
+fn a_log_setting_that_is_not_understood_is_told() {
+    let home = Home::new();
+    for (setting, told) in [("smolvm_engine=loud", true), ("smolvm_engine=debug", false)] {
+        let mut command = home.command("machine ls");
+        let output = command.env("SMOLVM_LOG", setting).output().unwrap();
+        assert!(output.status.success());
+        let said = String::from_utf8_lossy(&output.stderr);
+        let found = said.contains("SMOLVM_LOG is not understood");
+        assert_eq!(found, told, "{setting}: {said}");
+    }
+}

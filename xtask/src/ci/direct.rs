@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Options, cargo_command, stream};
+use super::{Options, stream};
 use crate::cargo::{self, Workspace};
 use crate::error::{Error, Result};
 use crate::totals::{HarnessCounter, Totals};
@@ -24,18 +24,8 @@ const NOBODY: &str = "65534";
 
 /// Runs each example; one that cannot run here says so and counts as skipped.
 pub fn examples(workspace: &Workspace, _options: &Options) -> Result<Totals> {
-    let names: Vec<&str> = workspace
-        .packages
-        .iter()
-        .filter(|package| package.name == "examples")
-        .flat_map(|package| &package.targets)
-        .filter(|target| target.is("example"))
-        .map(|target| target.name.as_str())
-        .collect();
     let mut totals = Totals::default();
-    if names.is_empty() {
-        return Ok(totals);
-    }
+    let examples = cargo::build_examples(workspace, "examples")?;
     // Examples of single layers run without it.
     let place = Place::prepare(workspace)
         .inspect_err(|error| output::error(error))
@@ -43,12 +33,11 @@ pub fn examples(workspace: &Workspace, _options: &Options) -> Result<Totals> {
     if place.is_none() {
         totals.failed += 1;
     }
-    for name in names {
-        let arguments = ["run", "--quiet", "-p", "examples", "--example", name];
-        let mut command = cargo_command(workspace, &arguments);
-        // Cargo and rustup find their own files by HOME.
-        let environment = place.iter().flat_map(Place::environment);
-        command.envs(environment.filter(|(name, _)| *name != "HOME"));
+    for (name, executable) in examples {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=10", &JOB_LIMIT_SECONDS.to_string()]);
+        command.arg(executable).current_dir(&workspace.root);
+        command.envs(place.iter().flat_map(Place::environment));
         let mut skipped = false;
         let status = stream::run(command, |line| {
             skipped |= line.starts_with(crate::totals::SKIP_PREFIX);

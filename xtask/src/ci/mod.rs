@@ -61,7 +61,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "tests",
         run: |workspace, options| {
-            let arguments = ["test", "--workspace", "--lib", "--bins", "--tests"];
+            let arguments = [&["test"], cargo::ALL_TESTS.as_slice()].concat();
             harness(workspace, options, &arguments)
         },
     },
@@ -87,7 +87,7 @@ const STEPS: &[Step] = &[
     },
     Step {
         name: "vmtest-one-cpu",
-        run: |_, _| emulated(&["--cpus=1", "-p=kvm-backend", "clock"]),
+        run: |_, _| emulated(&["--cpus=1", "--short", "clock"]),
     },
     Step {
         name: "software-cpu",

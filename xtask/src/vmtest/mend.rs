@@ -59,13 +59,30 @@ pub enum MendError {
     },
 }
 
-/// Mends the bytes of a QEMU's program file; leaves them as they are if either fault is not found.
-pub fn mend(program: &mut [u8]) -> Result<(), MendError> {
-    let wrong = [find_note(program)?, find_clear(program)?];
-    for instruction in wrong {
-        program[instruction].fill(NO_OPERATION);
-    }
-    Ok(())
+/// Mends the bytes of a QEMU's program file: each of the two faults by itself, as a later QEMU may have only one.
+/// Says why the other was not found, if so.
+///
+/// # Errors
+///
+/// Why the first was not found, if neither was; the bytes are as they were.
+pub fn mend(program: &mut [u8]) -> Result<Option<MendError>, MendError> {
+    let missing = match [find_note(program), find_clear(program)] {
+        [Err(error), Err(_)] => return Err(error),
+        [Ok(note), Ok(clear)] => {
+            take_out(program, note);
+            take_out(program, clear);
+            None
+        }
+        [Ok(one), Err(error)] | [Err(error), Ok(one)] => {
+            take_out(program, one);
+            Some(error)
+        }
+    };
+    Ok(missing)
+}
+
+fn take_out(program: &mut [u8], instruction: Range<usize>) {
+    program[instruction].fill(NO_OPERATION);
 }
 
 /// Where in the file `helper_vmrun` notes the interrupt.

@@ -44,15 +44,12 @@ pub fn select(
     filter: Option<&str>,
 ) -> Result<Vec<Item>> {
     let tagged = tags::read(workspace, packages)?;
-    let names: Vec<&str> = tagged
+    let has_tests = tagged
         .iter()
-        .filter(|found| !found.section.tests.is_empty() || !found.section.root_tests.is_empty())
-        .map(|found| found.package.name.as_str())
-        .collect();
-    let executables = if names.is_empty() {
-        Vec::new()
-    } else {
-        cargo::build_tests(workspace, &names)?
+        .any(|found| !found.section.tests.is_empty() || !found.section.root_tests.is_empty());
+    let executables = match has_tests {
+        true => cargo::build_tests(workspace, packages)?,
+        false => Vec::new(),
     };
     let mut items = Vec::new();
     for found in &tagged {
