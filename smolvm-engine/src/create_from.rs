@@ -1,17 +1,17 @@
 //! Making machines from points.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet, PointId, Store};
-use snapshot_format::{Blob, CheckpointId, ChunkRef, IdPrefix, Level, Point, PointRecord, verify};
+use cas_store::{ChunkId, PackSet, PointId, Store};
+use snapshot_format::{CheckpointId, ChunkRef, IdPrefix, Level, Point, PointRecord, verify};
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::check_profile;
 
 use crate::artifact::staging::Staging;
 use crate::backend;
+use crate::boot_cache::BootCache;
 use crate::create::{create_overlay, with_hostname};
 use crate::engine::{Engine, MachineInfo};
 use crate::error::EngineError;
@@ -119,7 +119,8 @@ impl Engine {
             &self.home().machines(),
         ))?;
         let dir = MachineDir::new(staging.path().to_owned());
-        fill_from_point(&dir, &found)?;
+        let cache = BootCache::new(self.home());
+        fill_from_point(&dir, &found, &cache)?;
         let machine = machine_file(&options, &name, point);
         let recorded_line = machine.command_line.clone();
         let name_host = |machine: &mut MachineFile| {
@@ -127,7 +128,11 @@ impl Engine {
                 machine.command_line = with_hostname(&recorded_line, &machine.name.hostname());
             }
         };
-        self.publish_machine(staging, machine, options.name.is_some(), name_host)
+        let created = self.publish_machine(staging, machine, options.name.is_some(), name_host)?;
+        let (dir, boot) = (self.dir(&created.name), &point.record().boot);
+        cache.keep(&boot.kernel, &dir.kernel());
+        cache.keep(&boot.initramfs, &dir.initramfs());
+        Ok(created)
     }
 
     fn find(&self, options: &CreateFromOptions) -> Result<Found, EngineError> {
@@ -320,7 +325,7 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
 }
 
 /// Puts everything that the machine needs into its own directory.
-fn fill_from_point(dir: &MachineDir, found: &Found) -> Result<(), EngineError> {
+fn fill_from_point(dir: &MachineDir, found: &Found, cache: &BootCache) -> Result<(), EngineError> {
     for path in [dir.packs(), dir.records(), dir.disk()] {
         fs::create_dir(&path).map_err(FileError::at("create directory", &path))?;
     }
@@ -339,24 +344,6 @@ fn fill_from_point(dir: &MachineDir, found: &Found) -> Result<(), EngineError> {
     let map = ImageMap::new(disk.chunks.iter().map(|chunk| ChunkId(chunk.0)).collect());
     replace_file(&dir.disk().join("base-0.map"), &map.encode())?;
     create_overlay(&dir.disk().join("layer-1"), disk.size_bytes)?;
-    write_blob(&own, &record.boot.kernel, &dir.kernel())?;
-    write_blob(&own, &record.boot.initramfs, &dir.initramfs())
-}
-
-/// Writes a blob of the point as a file, verified.
-fn write_blob(packs: &PackSet, blob: &Blob, path: &Path) -> Result<(), EngineError> {
-    let mut file = File::create_new(path).map_err(FileError::at("create", path))?;
-    let mut left = blob.size_bytes;
-    let mut bytes = vec![0; MAX_CHUNK_BYTES];
-    for chunk in blob.chunks.iter() {
-        let want = left.min(MAX_CHUNK_BYTES as u64) as usize;
-        let length = packs
-            .get(&ChunkId(chunk.0), &mut bytes)
-            .map_err(PointError::from)?;
-        bytes[length..].fill(0);
-        file.write_all(&bytes[..want])
-            .map_err(FileError::at("write", path))?;
-        left -= want as u64;
-    }
-    Ok(())
+    cache.place(&record.boot.kernel, &own, &dir.kernel())?;
+    cache.place(&record.boot.initramfs, &own, &dir.initramfs())
 }

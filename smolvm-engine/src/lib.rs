@@ -40,6 +40,7 @@
 
 mod artifact;
 pub mod backend;
+mod boot_cache;
 mod channel;
 mod checkpoint;
 mod chunk_base;

@@ -1,6 +1,6 @@
 //! Filling guest memory from a point's chunks.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cas_store::{ChunkId, MAX_CHUNK_BYTES, ReadError};
@@ -13,6 +13,8 @@ use crate::chunk_source::ChunkSource;
 
 /// Threads that read and verify chunks.
 const FILL_THREADS: usize = 2;
+/// How many chunks a thread takes at a time: some chunks take much longer than others.
+const JOBS_AT_A_TIME: usize = 8;
 
 /// Why memory could not be filled.
 #[derive(Debug, Error)]
@@ -57,14 +59,15 @@ pub(super) fn fill(
                 .map(move |(index, chunk)| (start + index * MAX_CHUNK_BYTES as u64, chunk))
         })
         .collect();
-    let failed = AtomicBool::new(false);
+    let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
     std::thread::scope(|scope| {
-        for part in jobs.chunks(jobs.len().div_ceil(FILL_THREADS).max(1)) {
-            let (failed, failure) = (&failed, &failure);
+        for _ in 0..FILL_THREADS.min(jobs.len()) {
+            let (jobs, next, failure) = (&jobs, &next, &failure);
             scope.spawn(move || {
-                if let Err(error) = fill_part(ram, part, source, failed) {
-                    failed.store(true, Ordering::Relaxed);
+                if let Err(error) = fill_some(ram, jobs, next, source) {
+                    // The others have nothing left to do.
+                    next.store(jobs.len(), Ordering::Relaxed);
                     *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 }
             });
@@ -76,21 +79,24 @@ pub(super) fn fill(
     }
 }
 
-fn fill_part(
+/// Takes jobs from `next` on, some at a time, until none is left.
+fn fill_some(
     ram: &GuestRam,
     jobs: &[Job],
+    next: &AtomicUsize,
     source: &ChunkSource,
-    failed: &AtomicBool,
 ) -> Result<(), FillError> {
     let mut bytes = vec![0; MAX_CHUNK_BYTES];
-    for (gpa, chunk) in jobs {
-        if failed.load(Ordering::Relaxed) {
+    loop {
+        let first = next.fetch_add(JOBS_AT_A_TIME, Ordering::Relaxed);
+        let Some(rest) = jobs.get(first..).filter(|rest| !rest.is_empty()) else {
             return Ok(());
+        };
+        for (gpa, chunk) in rest.iter().take(JOBS_AT_A_TIME) {
+            let length = source
+                .get(&ChunkId(chunk.0), &mut bytes)
+                .map_err(|source| FillError::Chunk { gpa: *gpa, source })?;
+            ram.write_slice(&bytes[..length], GuestAddress(*gpa))?;
         }
-        let length = source
-            .get(&ChunkId(chunk.0), &mut bytes)
-            .map_err(|source| FillError::Chunk { gpa: *gpa, source })?;
-        ram.write_slice(&bytes[..length], GuestAddress(*gpa))?;
     }
-    Ok(())
 }

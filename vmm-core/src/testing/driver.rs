@@ -15,6 +15,8 @@ const RINGS: u64 = 0x1_0000;
 const RING_BYTES: u64 = 0x1_0000;
 const DESC_NEXT: u16 = 1;
 const DESC_WRITE: u16 = 2;
+/// Flag of a used ring: the device wants no notifications.
+const USED_NO_NOTIFY: u16 = 1;
 /// `RING_EVENT_IDX`.
 const F_EVENT_IDX: u64 = 1 << 29;
 
@@ -238,6 +240,21 @@ impl Driver {
     /// Tells the device about new chains.
     pub fn notify(&self, queue: usize) {
         self.write(0x50, queue as u32);
+    }
+
+    /// Tells the device about the last chain only if it asked for that, as real drivers do. Returns whether it was told.
+    pub fn notify_if_asked(&self, queue: usize) -> bool {
+        let (index, ring) = (queue, &self.queues[queue]);
+        let asked = if self.event_idx {
+            let event = ring.used() + 4 + 8 * u64::from(ring.size);
+            u16::from_le_bytes(get(&self.ram, event)) == ring.next_avail.wrapping_sub(1)
+        } else {
+            u16::from_le_bytes(get(&self.ram, ring.used())) & USED_NO_NOTIFY == 0
+        };
+        if asked {
+            self.notify(index);
+        }
+        asked
     }
 
     /// The next chain that the device has used: its head and the bytes written.

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::gate::{Gate, Ticket};
 use super::pace::Pace;
@@ -21,6 +22,10 @@ pub(super) const STATUS_NEEDS_RESET: u32 = 0x40;
 const INTERRUPT_USED_RING: u32 = 1;
 /// Interrupt status bit: the configuration (or the device status) changed.
 const INTERRUPT_CONFIG: u32 = 2;
+
+/// Sizes in a used ring: what precedes its elements, and one of them. The event index follows them.
+const USED_HEADER_BYTES: u64 = 4;
+const USED_ELEMENT_BYTES: u64 = 8;
 
 /// How often a worker looks again for a chain that came in while notifications were switched on.
 const MAX_NOTIFICATION_RACES: usize = 16;
@@ -242,6 +247,24 @@ impl DeviceIo {
         Some(index.0)
     }
 
+    /// Has the driver kick with the next chain that it makes available, also while others wait that were not taken (virtio
+    /// 1.2, section 2.7.10). Returns the available ring's index until then.
+    pub fn ask_for_kick(&self, queue: usize) -> Option<u16> {
+        let mut guard = self.queue(queue)?;
+        // Asks for a kick only with the chain after the last one that was taken, where event indices are in use.
+        guard.enable_notification(&self.ram).ok()?;
+        let index = guard.avail_idx(&self.ram, Ordering::Acquire).ok()?.0;
+        if guard.event_idx_enabled() {
+            let event = USED_HEADER_BYTES + USED_ELEMENT_BYTES * u64::from(guard.size());
+            let event = guard.used_ring().checked_add(event)?;
+            let asked = self
+                .ram
+                .store(index.to_le(), GuestAddress(event), Ordering::SeqCst);
+            asked.ok()?;
+        }
+        Some(index)
+    }
+
     /// Puts a chain into the used ring, `written` bytes of it filled, and interrupts the driver if
     /// it wants that.
     pub fn finish(&self, taken: Taken<'_>, written: u32) {
@@ -296,8 +319,5 @@ impl DeviceIo {
 fn chain_is_readable(queue: &Queue, ram: &GuestRam) -> bool {
     let slot = u64::from(queue.next_avail() % queue.size().max(1));
     let entry = queue.avail_ring().checked_add(4 + 2 * slot);
-    entry.is_some_and(|entry| {
-        use vm_memory::{Bytes, GuestAddress};
-        ram.read_obj::<u16>(GuestAddress(entry)).is_ok()
-    })
+    entry.is_some_and(|entry| ram.read_obj::<u16>(GuestAddress(entry)).is_ok())
 }

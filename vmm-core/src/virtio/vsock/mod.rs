@@ -202,7 +202,8 @@ impl Vsock {
             ResetEvent::None => return,
             ResetEvent::Pending(until) => {
                 if let Some(taken) = io.take(EVENTS) {
-                    let index = io.available_index(EVENTS).unwrap_or(0);
+                    // Other buffers wait, so the guest would not kick when it gives this one back.
+                    let index = io.ask_for_kick(EVENTS).unwrap_or(0);
                     // VIRTIO_VSOCK_EVENT_TRANSPORT_RESET is number 0.
                     let event = 0_u32.to_le_bytes();
                     let written = taken

@@ -1,0 +1,174 @@
+//! Kernels and initramfs files that machines made from points share: `$SMOLVM_HOME/cache/boot/DIGEST`.
+//!
+//! A point holds them as chunks. They are written out once; after that each machine gets a hard link, which is its own: the
+//! cache may be removed at any time. A file that no machine has any more goes when another comes.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet};
+use snapshot_format::Blob;
+
+use crate::error::{EngineError, chain};
+use crate::file_error::FileError;
+use crate::home::{Home, make_private_dir};
+use crate::point::PointError;
+
+/// Where the files are.
+pub(crate) struct BootCache {
+    folder: PathBuf,
+}
+
+impl BootCache {
+    /// The cache of this home.
+    pub(crate) fn new(home: &Home) -> Self {
+        Self {
+            folder: home.cache().join("boot"),
+        }
+    }
+
+    /// Makes `path` a file with what the blob holds: a link, or written from chunks and verified.
+    pub(crate) fn place(
+        &self,
+        blob: &Blob,
+        packs: &PackSet,
+        path: &Path,
+    ) -> Result<(), EngineError> {
+        let cached = self.folder.join(name(blob));
+        if fs::hard_link(&cached, path).is_ok() {
+            if fs::metadata(path).is_ok_and(|file| file.len() == blob.size_bytes) {
+                return Ok(());
+            }
+            // Somebody cut it.
+            for file in [path, cached.as_path()] {
+                fs::remove_file(file).map_err(FileError::at("remove", file))?;
+            }
+        }
+        write(packs, blob, path)
+    }
+
+    /// Keeps a file that holds the blob, and is durable, for other machines. Where that fails it costs them only time.
+    pub(crate) fn keep(&self, blob: &Blob, path: &Path) {
+        let cached = self.folder.join(name(blob));
+        if cached.exists() {
+            return;
+        }
+        if let Err(error) = self.add(path, &cached) {
+            tracing::debug!(error = %chain(&error), "a boot file is not kept for other machines");
+        }
+    }
+
+    fn add(&self, path: &Path, cached: &Path) -> Result<(), EngineError> {
+        make_private_dir(&self.folder)?;
+        self.tidy()?;
+        Ok(fs::hard_link(path, cached).map_err(FileError::at("link", path))?)
+    }
+
+    /// Removes files that are nobody's.
+    fn tidy(&self) -> Result<(), EngineError> {
+        let unread = FileError::at("read", &self.folder);
+        let entries = fs::read_dir(&self.folder).map_err(unread)?;
+        for entry in entries.flatten() {
+            if entry.metadata().is_ok_and(|file| file.nlink() == 1) {
+                let path = entry.path();
+                fs::remove_file(&path).map_err(FileError::at("remove", &path))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The blob's name: the digest of its size and its chunks' ids.
+fn name(blob: &Blob) -> String {
+    let mut digest = blake3::Hasher::new();
+    digest.update(&blob.size_bytes.to_le_bytes());
+    for chunk in blob.chunks.iter() {
+        digest.update(&chunk.0);
+    }
+    digest.finalize().to_hex().to_string()
+}
+
+/// Writes a blob of a point as a file, verified.
+fn write(packs: &PackSet, blob: &Blob, path: &Path) -> Result<(), EngineError> {
+    let mut file = File::create_new(path).map_err(FileError::at("create", path))?;
+    let mut left = blob.size_bytes;
+    let mut bytes = vec![0; MAX_CHUNK_BYTES];
+    for chunk in blob.chunks.iter() {
+        let want = left.min(MAX_CHUNK_BYTES as u64) as usize;
+        let length = packs
+            .get(&ChunkId(chunk.0), &mut bytes)
+            .map_err(PointError::from)?;
+        bytes[length..].fill(0);
+        file.write_all(&bytes[..want])
+            .map_err(FileError::at("write", path))?;
+        left -= want as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use cas_store::{CaptureOptions, Store};
+    use snapshot_format::{ChunkMap, ChunkRef};
+
+    use super::*;
+
+    /// A blob of three chunks, the second of zeros, and packs that hold it.
+    fn blob(directory: &Path) -> (Blob, PackSet, Vec<u8>) {
+        let store = Store::open(directory.join("store")).unwrap();
+        let capture = store.begin_capture(CaptureOptions::default()).unwrap();
+        let mut bytes = vec![7; MAX_CHUNK_BYTES];
+        bytes.extend(vec![0; MAX_CHUNK_BYTES]);
+        bytes.extend([1, 2, 3]);
+        let mut chunks = ChunkMap::new();
+        for chunk in bytes.chunks(MAX_CHUNK_BYTES) {
+            chunks.push(ChunkRef(capture.put(chunk).unwrap().0));
+        }
+        let sealed = capture.seal().unwrap();
+        let ids: Vec<_> = chunks.data().iter().map(|id| ChunkId(id.0)).collect();
+        fs::create_dir(directory.join("packs")).unwrap();
+        sealed.pin_into(&directory.join("packs"), &ids).unwrap();
+        let packs = PackSet::open([directory.join("packs")]);
+        (Blob::new(bytes.len() as u64, chunks), packs, bytes)
+    }
+
+    #[test]
+    fn a_second_machine_gets_a_link_and_a_cut_file_is_not_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let (blob, packs, bytes) = blob(directory.path());
+        let home = Home::at(directory.path().join("home"));
+        let cache = BootCache::new(&home);
+        let [first, second, third] = ["1", "2", "3"].map(|name| directory.path().join(name));
+        let inode = |path: &Path| fs::metadata(path).unwrap().ino();
+
+        cache.place(&blob, &packs, &first).unwrap();
+        cache.keep(&blob, &first);
+        cache.place(&blob, &packs, &second).unwrap();
+        assert_eq!(fs::read(&second).unwrap(), bytes);
+        assert_eq!(inode(&first), inode(&second));
+
+        let file = File::options().write(true).open(&second).unwrap();
+        file.set_len(5).unwrap();
+        cache.place(&blob, &packs, &third).unwrap();
+        assert_eq!(fs::read(&third).unwrap(), bytes);
+        assert_ne!(inode(&third), inode(&second));
+    }
+
+    #[test]
+    fn what_is_nobodys_goes_when_another_comes() {
+        let directory = tempfile::tempdir().unwrap();
+        let (blob, packs, _) = blob(directory.path());
+        let home = Home::at(directory.path().join("home"));
+        let cache = BootCache::new(&home);
+        make_private_dir(&cache.folder).unwrap();
+        fs::write(cache.folder.join("old"), "").unwrap();
+        let path = directory.path().join("file");
+        cache.place(&blob, &packs, &path).unwrap();
+        cache.keep(&blob, &path);
+        let names: Vec<_> = fs::read_dir(&cache.folder).unwrap().collect();
+        assert_eq!(names.len(), 1);
+        assert_eq!(fs::metadata(&path).unwrap().nlink(), 2);
+    }
+}
