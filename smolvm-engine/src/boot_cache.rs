@@ -1,7 +1,7 @@
 //! Kernels and initramfs files that machines made from points share: `$SMOLVM_HOME/cache/boot/DIGEST`.
 //!
 //! A point holds them as chunks. They are written out once; after that each machine gets a hard link, which is its own: the
-//! cache may be removed at any time. A file that no machine has any more goes when another comes.
+//! cache may be removed at any time. A file that no machine has any more goes when another has to be written.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -46,6 +46,8 @@ impl BootCache {
                 fs::remove_file(file).map_err(FileError::at("remove", file))?;
             }
         }
+        // Room may be short.
+        self.tidy();
         write(packs, blob, path)
     }
 
@@ -62,21 +64,19 @@ impl BootCache {
 
     fn add(&self, path: &Path, cached: &Path) -> Result<(), EngineError> {
         make_private_dir(&self.folder)?;
-        self.tidy()?;
         Ok(fs::hard_link(path, cached).map_err(FileError::at("link", path))?)
     }
 
-    /// Removes files that are nobody's.
-    fn tidy(&self) -> Result<(), EngineError> {
-        let unread = FileError::at("read", &self.folder);
-        let entries = fs::read_dir(&self.folder).map_err(unread)?;
-        for entry in entries.flatten() {
-            if entry.metadata().is_ok_and(|file| file.nlink() == 1) {
-                let path = entry.path();
-                fs::remove_file(&path).map_err(FileError::at("remove", &path))?;
+    /// Removes files that no machine has any more.
+    fn tidy(&self) {
+        // Without the folder there is nothing to remove.
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            if entry.metadata().is_ok_and(|file| file.nlink() == 1)
+                && let Err(error) = fs::remove_file(entry.path())
+            {
+                tracing::debug!(%error, "a boot file that nobody has is kept");
             }
         }
-        Ok(())
     }
 }
 

@@ -60,6 +60,7 @@ pub mod image;
 pub mod kernel;
 mod machine;
 mod name;
+mod on_threads;
 pub mod phase;
 mod point;
 pub mod process;

@@ -11,10 +11,8 @@ use vmm_core::ram::{RamLayout, RamLayoutError};
 use vmm_core::x86::ram_layout;
 
 use super::disk_capture::{self, DiskCaptureError};
+use crate::on_threads::for_all;
 use crate::vmm::messages::CapturedChunk;
-
-/// Threads that hash and compress.
-const THREADS: usize = 2;
 
 /// Why chunks could not be stored.
 #[derive(Debug, Error)]
@@ -81,24 +79,32 @@ impl<'a> ChunkSink<'a> {
     /// Takes chunks from the window; returns the slots that are free again.
     pub(super) fn take(&mut self, batch: &[CapturedChunk]) -> Result<Vec<u32>, SinkError> {
         self.seen_bytes += (batch.len() * MAX_CHUNK_BYTES) as u64;
-        let part = batch.len().div_ceil(THREADS).max(1);
-        let (window, capture) = (&self.window, self.capture);
-        let stored: Vec<Result<Vec<_>, SinkError>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = batch
-                .chunks(part)
-                .map(|part| scope.spawn(move || store(window, capture, part)))
-                .collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or(Err(SinkError::Bounds))
-            };
-            threads.into_iter().map(join).collect()
-        });
-        for (chunk, id) in all_or_cause(stored)?.into_iter().flatten() {
+        let stored = for_all(batch, |chunk, bytes| self.store(*chunk, bytes));
+        let stored = stored.map_err(|failures| {
+            failures.cause(|error| matches!(error, SinkError::Store(StoreError::CaptureFailed)))
+        })?;
+        for (chunk, id) in stored {
             let index = usize::try_from(chunk).map_err(|_| SinkError::Bounds)?;
             *self.chunks.get_mut(index).ok_or(SinkError::Bounds)? = id;
             self.fresh[index] = true;
         }
         Ok(batch.iter().filter_map(|chunk| chunk.slot).collect())
+    }
+
+    /// Reads a chunk out of the window, into private memory first: the VMM may change it at any time. Stores it.
+    fn store(
+        &self,
+        CapturedChunk { chunk, slot }: CapturedChunk,
+        bytes: &mut [u8],
+    ) -> Result<(u64, ChunkRef), SinkError> {
+        let Some(slot) = slot else {
+            return Ok((chunk, ChunkRef::ZERO));
+        };
+        let at = u64::from(slot) * MAX_CHUNK_BYTES as u64;
+        self.window
+            .read_exact_at(bytes, at)
+            .map_err(|_| SinkError::Bounds)?;
+        Ok((chunk, ChunkRef(self.capture.put(bytes)?.0)))
     }
 
     /// Brings in what did not change, from the machine's own packs, and returns the maps.
@@ -127,46 +133,6 @@ impl<'a> ChunkSink<'a> {
         });
         Ok(regions.collect())
     }
-}
-
-/// What all threads stored, or why they did not: the error of the one that failed, not of those that only
-/// saw that another one had.
-fn all_or_cause<T>(results: Vec<Result<T, SinkError>>) -> Result<Vec<T>, SinkError> {
-    let (mut stored, mut failure) = (Vec::new(), None);
-    for result in results {
-        match result {
-            Ok(part) => stored.push(part),
-            Err(error) => match failure {
-                None | Some(SinkError::Store(StoreError::CaptureFailed)) => failure = Some(error),
-                Some(_) => {}
-            },
-        }
-    }
-    failure.map_or(Ok(stored), Err)
-}
-
-/// Reads chunks out of the window, into private memory first: the VMM may change it at any time.
-fn store(
-    window: &File,
-    capture: &Capture,
-    batch: &[CapturedChunk],
-) -> Result<Vec<(u64, ChunkRef)>, SinkError> {
-    let mut bytes = vec![0; MAX_CHUNK_BYTES];
-    let mut stored = Vec::with_capacity(batch.len());
-    for CapturedChunk { chunk, slot } in batch {
-        let id = match slot {
-            None => ChunkRef::ZERO,
-            Some(slot) => {
-                let at = u64::from(*slot) * MAX_CHUNK_BYTES as u64;
-                window
-                    .read_exact_at(&mut bytes, at)
-                    .map_err(|_| SinkError::Bounds)?;
-                ChunkRef(capture.put(&bytes)?.0)
-            }
-        };
-        stored.push((*chunk, id));
-    }
-    Ok(stored)
 }
 
 #[cfg(target_os = "linux")]

@@ -1,8 +1,5 @@
 //! Filling guest memory from a point's chunks.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-
 use cas_store::{ChunkId, MAX_CHUNK_BYTES, ReadError};
 use snapshot_format::{ChunkRef, PointRecord};
 use thiserror::Error;
@@ -10,11 +7,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_core::ram::GuestRam;
 
 use crate::chunk_source::ChunkSource;
-
-/// Threads that read and verify chunks.
-const FILL_THREADS: usize = 2;
-/// How many chunks a thread takes at a time: some chunks take much longer than others.
-const JOBS_AT_A_TIME: usize = 8;
+use crate::on_threads::for_all;
 
 /// Why memory could not be filled.
 #[derive(Debug, Error)]
@@ -59,44 +52,14 @@ pub(super) fn fill(
                 .map(move |(index, chunk)| (start + index * MAX_CHUNK_BYTES as u64, chunk))
         })
         .collect();
-    let next = AtomicUsize::new(0);
-    let failure = Mutex::new(None);
-    std::thread::scope(|scope| {
-        for _ in 0..FILL_THREADS.min(jobs.len()) {
-            let (jobs, next, failure) = (&jobs, &next, &failure);
-            scope.spawn(move || {
-                if let Err(error) = fill_some(ram, jobs, next, source) {
-                    // The others have nothing left to do.
-                    next.store(jobs.len(), Ordering::Relaxed);
-                    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                }
-            });
-        }
+    let filled = for_all(&jobs, |(gpa, chunk), bytes| {
+        let length = source
+            .get(&ChunkId(chunk.0), bytes)
+            .map_err(|source| FillError::Chunk { gpa: *gpa, source })?;
+        Ok(ram.write_slice(&bytes[..length], GuestAddress(*gpa))?)
     });
-    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
-}
-
-/// Takes jobs from `next` on, some at a time, until none is left.
-fn fill_some(
-    ram: &GuestRam,
-    jobs: &[Job],
-    next: &AtomicUsize,
-    source: &ChunkSource,
-) -> Result<(), FillError> {
-    let mut bytes = vec![0; MAX_CHUNK_BYTES];
-    loop {
-        let first = next.fetch_add(JOBS_AT_A_TIME, Ordering::Relaxed);
-        let Some(rest) = jobs.get(first..).filter(|rest| !rest.is_empty()) else {
-            return Ok(());
-        };
-        for (gpa, chunk) in rest.iter().take(JOBS_AT_A_TIME) {
-            let length = source
-                .get(&ChunkId(chunk.0), &mut bytes)
-                .map_err(|source| FillError::Chunk { gpa: *gpa, source })?;
-            ram.write_slice(&bytes[..length], GuestAddress(*gpa))?;
-        }
+    match filled {
+        Ok(_) => Ok(()),
+        Err(failures) => Err(failures.cause(|_| false)),
     }
 }

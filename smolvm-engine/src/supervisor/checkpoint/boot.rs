@@ -1,9 +1,11 @@
 //! Kernel and initramfs of a point.
 
-use std::fs;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use cas_store::{Capture, ChunkId, PackSet};
+use cas_store::{Capture, ChunkId, MAX_CHUNK_BYTES, PackSet, StoreError};
 use snapshot_format::{Blob, BootBlobs, CheckpointId, ChunkMap, ChunkRef};
 
 use super::super::disk_capture;
@@ -11,6 +13,7 @@ use super::Run;
 use super::error::CheckpointError;
 use crate::file_error::FileError;
 use crate::machine::MachineFile;
+use crate::on_threads::for_all;
 use crate::point::{read_point, record_file_name};
 
 impl Run<'_> {
@@ -52,11 +55,22 @@ fn boot_ids(boot: &BootBlobs) -> Vec<ChunkId> {
         .collect()
 }
 
+/// Stores a file's chunks, without reading all of it into memory.
 fn put_file(capture: &Capture, path: &Path) -> Result<Blob, CheckpointError> {
-    let bytes = fs::read(path).map_err(FileError::at("read", path))?;
+    let unread = |source: io::Error| FileError::at("read", path)(source);
+    let file = File::open(path).map_err(unread)?;
+    let size = file.metadata().map_err(unread)?.len();
+    let offsets: Vec<u64> = (0..size).step_by(MAX_CHUNK_BYTES).collect();
+    let stored = for_all(&offsets, |at, buffer| {
+        let length = (size - at).min(MAX_CHUNK_BYTES as u64) as usize;
+        let bytes = &mut buffer[..length];
+        file.read_exact_at(bytes, *at).map_err(unread)?;
+        Ok(ChunkRef(capture.put(bytes)?.0))
+    });
+    let stored = stored.map_err(|failures| {
+        failures.cause(|error| matches!(error, CheckpointError::Store(StoreError::CaptureFailed)))
+    })?;
     let mut chunks = ChunkMap::new();
-    for chunk in bytes.chunks(cas_store::MAX_CHUNK_BYTES) {
-        chunks.push(ChunkRef(capture.put(chunk)?.0));
-    }
-    Ok(Blob::new(bytes.len() as u64, chunks))
+    stored.into_iter().for_each(|chunk| chunks.push(chunk));
+    Ok(Blob::new(size, chunks))
 }
