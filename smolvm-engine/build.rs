@@ -1,8 +1,8 @@
 //! Builds the guest agent as a static program and embeds it.
 //!
 //! The agent has a target folder of its own, so that its flags do not disturb the workspace's, and no
-//! Cargo dependency leads from the engine to it. All profiles share the folder: the agent is built once. `SMOLVM_GUEST_AGENT` names a finished agent instead,
-//! for hosts that cannot build one.
+//! Cargo dependency leads from the engine to it. All profiles share the folder: the agent is built once.
+//! `SMOLVM_GUEST_AGENT` names a finished agent instead, for hosts that cannot build one.
 
 use std::env;
 use std::fs;

@@ -93,6 +93,8 @@ fn take<'a, T>(items: &'a [T], next: &AtomicUsize) -> Option<(usize, &'a [T])> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -108,10 +110,16 @@ mod tests {
     fn a_failure_ends_all() {
         let items: Vec<usize> = (0..1_000_000).collect();
         let seen = AtomicUsize::new(0);
+        // So slow that one thread could not do all while the other one is on its way to fail.
+        let pause = Duration::from_millis(1);
         let result = for_all(&items, |item, buffer| {
             assert_eq!(buffer.len(), MAX_CHUNK_BYTES);
             seen.fetch_add(1, Ordering::Relaxed);
-            if *item == 5 { Err("five") } else { Ok(()) }
+            if *item == 5 {
+                return Err("five");
+            }
+            std::thread::sleep(pause);
+            Ok(())
         });
         let failure = result.expect_err("five");
         assert_eq!(failure.cause(|_| false), "five");
