@@ -4,7 +4,7 @@
 //! cache may be removed at any time. A file that no machine has any more goes when another has to be written.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -41,9 +41,13 @@ impl BootCache {
             if fs::metadata(path).is_ok_and(|file| file.len() == blob.size_bytes) {
                 return Ok(());
             }
-            // Somebody cut it.
-            for file in [path, cached.as_path()] {
-                fs::remove_file(file).map_err(FileError::at("remove", file))?;
+            // Somebody cut it. Another process may have removed it meanwhile.
+            fs::remove_file(path).map_err(FileError::at("remove", path))?;
+            match fs::remove_file(&cached) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(FileError::at("remove", &cached)(error).into());
+                }
+                _ => {}
             }
         }
         // Room may be short.
@@ -115,8 +119,18 @@ mod tests {
 
     use super::*;
 
-    /// A blob of three chunks, the second of zeros, and packs that hold it.
-    fn blob(directory: &Path) -> (Blob, PackSet, Vec<u8>) {
+    /// A cache, a blob of three chunks, the second of zeros, and packs that hold it.
+    struct Bed {
+        directory: tempfile::TempDir,
+        cache: BootCache,
+        blob: Blob,
+        packs: PackSet,
+        bytes: Vec<u8>,
+    }
+
+    fn bed() -> Bed {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path();
         let store = Store::open(directory.join("store")).unwrap();
         let capture = store.begin_capture(CaptureOptions::default()).unwrap();
         let mut bytes = vec![7; MAX_CHUNK_BYTES];
@@ -131,43 +145,53 @@ mod tests {
         fs::create_dir(directory.join("packs")).unwrap();
         sealed.pin_into(&directory.join("packs"), &ids).unwrap();
         let packs = PackSet::open([directory.join("packs")]);
-        (Blob::new(bytes.len() as u64, chunks), packs, bytes)
+        Bed {
+            cache: BootCache::new(&Home::at(directory.join("home"))),
+            blob: Blob::new(bytes.len() as u64, chunks),
+            packs,
+            bytes,
+            directory: place,
+        }
+    }
+
+    impl Bed {
+        fn path(&self, name: &str) -> PathBuf {
+            self.directory.path().join(name)
+        }
+
+        fn place(&self, path: &Path) {
+            self.cache.place(&self.blob, &self.packs, path).unwrap();
+        }
     }
 
     #[test]
     fn a_second_machine_gets_a_link_and_a_cut_file_is_not_taken() {
-        let directory = tempfile::tempdir().unwrap();
-        let (blob, packs, bytes) = blob(directory.path());
-        let home = Home::at(directory.path().join("home"));
-        let cache = BootCache::new(&home);
-        let [first, second, third] = ["1", "2", "3"].map(|name| directory.path().join(name));
+        let bed = bed();
+        let [first, second, third] = ["1", "2", "3"].map(|name| bed.path(name));
         let inode = |path: &Path| fs::metadata(path).unwrap().ino();
 
-        cache.place(&blob, &packs, &first).unwrap();
-        cache.keep(&blob, &first);
-        cache.place(&blob, &packs, &second).unwrap();
-        assert_eq!(fs::read(&second).unwrap(), bytes);
+        bed.place(&first);
+        bed.cache.keep(&bed.blob, &first);
+        bed.place(&second);
+        assert_eq!(fs::read(&second).unwrap(), bed.bytes);
         assert_eq!(inode(&first), inode(&second));
 
         let file = File::options().write(true).open(&second).unwrap();
         file.set_len(5).unwrap();
-        cache.place(&blob, &packs, &third).unwrap();
-        assert_eq!(fs::read(&third).unwrap(), bytes);
+        bed.place(&third);
+        assert_eq!(fs::read(&third).unwrap(), bed.bytes);
         assert_ne!(inode(&third), inode(&second));
     }
 
     #[test]
     fn what_is_nobodys_goes_when_another_comes() {
-        let directory = tempfile::tempdir().unwrap();
-        let (blob, packs, _) = blob(directory.path());
-        let home = Home::at(directory.path().join("home"));
-        let cache = BootCache::new(&home);
-        make_private_dir(&cache.folder).unwrap();
-        fs::write(cache.folder.join("old"), "").unwrap();
-        let path = directory.path().join("file");
-        cache.place(&blob, &packs, &path).unwrap();
-        cache.keep(&blob, &path);
-        let names: Vec<_> = fs::read_dir(&cache.folder).unwrap().collect();
+        let bed = bed();
+        make_private_dir(&bed.cache.folder).unwrap();
+        fs::write(bed.cache.folder.join("old"), "").unwrap();
+        let path = bed.path("file");
+        bed.place(&path);
+        bed.cache.keep(&bed.blob, &path);
+        let names: Vec<_> = fs::read_dir(&bed.cache.folder).unwrap().collect();
         assert_eq!(names.len(), 1);
         assert_eq!(fs::metadata(&path).unwrap().nlink(), 2);
     }

@@ -18,12 +18,13 @@ pub(crate) fn start() {
         true => LevelFilter::INFO,
         false => LevelFilter::WARN,
     };
-    let said = std::env::var(VARIABLE).ok();
-    let asked = said.as_deref().map(str::parse::<Targets>);
-    let (filter, not_understood) = match asked {
-        Some(Ok(filter)) => (filter, None),
-        Some(Err(error)) => (Targets::new().with_default(default), Some(error)),
-        None => (Targets::new().with_default(default), None),
+    let default = Targets::new().with_default(default);
+    let said = std::env::var(VARIABLE).unwrap_or_default();
+    let (filter, not_understood) = match said.parse::<Targets>() {
+        // Empty means unset, not silence.
+        _ if said.is_empty() => (default, None),
+        Ok(filter) => (filter, None),
+        Err(error) => (default, Some(error)),
     };
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
