@@ -88,11 +88,10 @@ impl Home {
 }
 
 /// Makes a directory and its parents for this user only; one that exists is left as it is.
-pub(crate) fn make_private_dir(path: &Path) -> Result<(), HomeError> {
+pub(crate) fn make_private_dir(path: &Path) -> Result<(), FileError> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(path)
-        .map_err(FileError::at("create directory", path))?;
-    Ok(())
+        .map_err(FileError::at("create directory", path))
 }

@@ -38,22 +38,11 @@
 //! # }
 //! ```
 
+mod api;
 mod artifact;
 pub mod backend;
-mod boot_cache;
 mod channel;
-mod checkpoint;
-mod chunk_base;
-mod chunk_source;
-mod console;
-mod copy;
-mod create;
-mod create_from;
-mod deterministic;
-pub mod doctor;
-mod engine;
-mod error;
-mod exec;
+mod error_chain;
 mod file_error;
 mod home;
 pub mod image;
@@ -63,24 +52,23 @@ mod name;
 mod on_threads;
 pub mod phase;
 mod point;
-pub mod process;
 pub mod progress;
+mod restore;
+mod save;
 mod supervisor;
 mod vmm;
 
 pub use agent_protocol;
+pub use api::{
+    AgentConnection, Checkpoint, CheckpointOptions, CreateFromOptions, CreateOptions,
+    DEFAULT_HISTORY, DeterministicError, DeterministicMachine, Engine, EngineError, EngineOptions,
+    ErrorCode, ExecOptions, ExecOutput, ExecSession, ExecWriter, LogEntry, MachineDigest,
+    MachineInfo, MachineState, PointSource, StartOptions, Started, StopOptions, Stopped, doctor,
+    process,
+};
 pub use artifact::time::format_utc;
 pub use channel::ChannelError;
-pub use checkpoint::{Checkpoint, CheckpointOptions, DEFAULT_HISTORY, LogEntry};
-pub use create::CreateOptions;
-pub use create_from::{CreateFromOptions, PointSource};
-pub use deterministic::{DeterministicError, DeterministicMachine, ExecOutput, MachineDigest};
-pub use engine::{
-    AgentConnection, Engine, EngineOptions, MachineInfo, MachineState, StartOptions, Started,
-    StopOptions, Stopped,
-};
-pub use error::{EngineError, ErrorCode, chain};
-pub use exec::{ExecOptions, ExecSession, ExecWriter};
+pub use error_chain::chain;
 pub use file_error::FileError;
 pub use home::{Home, HomeError};
 pub use machine::{

@@ -4,6 +4,10 @@
 //! between supervisor and VMM, and between a command and the supervisor. Both ends are of the same
 //! version: they are the same program.
 
+pub(crate) mod child;
+pub(crate) mod control;
+pub(crate) mod control_socket;
+pub(crate) mod messages;
 mod raw;
 
 use std::io::{self, Read, Write};

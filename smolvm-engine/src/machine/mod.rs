@@ -1,11 +1,17 @@
 //! A machine as it lies in the home: one directory with an atomically replaced `machine.json`.
 
+mod chunk_base;
+mod chunk_source;
 mod dir;
+mod disk;
 mod file;
 mod spec;
 
+pub(crate) use chunk_base::{ChunkBase, OnDamage};
+pub(crate) use chunk_source::{ChunkSource, is_damage};
 pub use dir::MachineDirError;
 pub(crate) use dir::{MachineDir, RunLock, TEMPORARY_PREFIX, replace_file, sync_directory};
+pub(crate) use disk::create_overlay;
 pub use file::MachineOrigin;
 pub(crate) use file::{DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState};
 pub use spec::{Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineSpec};

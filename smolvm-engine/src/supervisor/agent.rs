@@ -12,7 +12,7 @@ use agent_protocol::client::{ClientError, Connection};
 use thiserror::Error;
 
 use crate::channel::{self, ChannelError};
-use crate::error::{chain, sources};
+use crate::error_chain::{chain, sources};
 
 /// Pause between two attempts to reach an agent that does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);

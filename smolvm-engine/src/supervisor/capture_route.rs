@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::vmm::messages::{CaptureEvent, CaptureNumber};
+use crate::channel::messages::{CaptureEvent, CaptureNumber};
 
 /// Numbers the captures of a machine's run, and brings messages only to the one that they are about.
 #[derive(Default)]
@@ -84,7 +84,7 @@ impl Drop for CaptureRoute<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vmm::messages::CapturedChunk;
+    use crate::channel::messages::CapturedChunk;
 
     fn chunk(chunk: u64) -> CaptureEvent {
         let slot = Some(0);

@@ -15,14 +15,13 @@ use snapshot_format::{Point, StateRecord};
 
 pub(crate) use self::error::CheckpointError;
 use super::capture_route::CaptureRoute;
-use super::chunk_sink::ChunkSink;
-use super::control::{CheckpointDone, CheckpointRequest};
-use super::disk_capture;
-use super::record;
 use super::shared::Shared;
+use crate::channel::control::{CheckpointDone, CheckpointRequest};
+use crate::channel::messages::UnitState;
 use crate::phase::Phase;
 use crate::point::{PointError, chunk_ids};
-use crate::vmm::messages::UnitState;
+use crate::save::chunk_sink::ChunkSink;
+use crate::save::{disk_capture, record};
 
 /// How long the guest may take to write its page cache out, before the capture.
 const SYNC_PATIENCE: Duration = Duration::from_millis(200);
@@ -125,7 +124,11 @@ impl Run<'_> {
         let boot = self.boot_blobs(&machine, &capture, machine_packs)?;
         let record = record::assemble(
             &machine,
-            self.shared,
+            record::Host {
+                backend: &self.shared.backend,
+                cpu: &self.shared.cpu,
+                vcpus: self.shared.vcpus,
+            },
             &request.message,
             instant.taken,
             to_records(instant.states),
@@ -159,7 +162,7 @@ impl Run<'_> {
                 }
             }
             Err(error) => {
-                tracing::error!(error = %crate::error::chain(&error), "the head was not moved");
+                tracing::error!(error = %crate::error_chain::chain(&error), "the head was not moved");
                 self.unpin(&point.id(), &pinned_before);
                 self.abort(state);
             }

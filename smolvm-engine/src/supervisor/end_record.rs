@@ -2,8 +2,8 @@
 
 use super::run::StartError;
 use super::shared::Shared;
+use crate::channel::messages::EndReason;
 use crate::machine::{MachineDir, MachineDirError, MachineFile, RecordedState};
-use crate::vmm::messages::EndReason;
 
 /// Digits of an id that a message shows.
 const SHORT_ID_DIGITS: usize = 12;

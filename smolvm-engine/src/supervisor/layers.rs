@@ -8,12 +8,11 @@ use std::path::PathBuf;
 use cow_disk::{Layer, LayerError, Overlay, OverlayError};
 use thiserror::Error;
 
-use super::disk_capture::{DiskCaptureError, open_disk, open_layer};
-use crate::create::create_overlay;
-use crate::error::EngineError;
+use crate::file_error::FileError;
 use crate::image::{ImageMap, MapError};
-use crate::machine::{MachineDir, MachineDirError, MachineFile};
+use crate::machine::{MachineDir, MachineDirError, MachineFile, create_overlay};
 use crate::point::{PointError, sync_directory};
+use crate::save::disk_capture::{DiskCaptureError, open_disk, open_layer};
 
 /// With more layers than this below its top, a disk's layers are merged before it is used. Each capture that
 /// fails after its instant leaves one, each that succeeds drops them all.
@@ -27,7 +26,7 @@ pub(super) enum LayersError {
     #[error(transparent)]
     Point(#[from] PointError),
     #[error(transparent)]
-    Create(#[from] Box<EngineError>),
+    Create(#[from] FileError),
     #[error("cannot read {}", path.display())]
     Read {
         path: PathBuf,
@@ -93,8 +92,7 @@ pub(super) fn merge_layers(dir: &MachineDir, machine: &mut MachineFile) -> Resul
 /// Makes an empty layer, durably; `machine` counts it, but does not name it.
 fn new_layer(dir: &MachineDir, machine: &mut MachineFile) -> Result<(String, File), LayersError> {
     let name = format!("layer-{}", machine.disk.next);
-    let file =
-        create_overlay(&dir.disk().join(&name), machine.spec.disk_bytes).map_err(Box::new)?;
+    let file = create_overlay(&dir.disk().join(&name), machine.spec.disk_bytes)?;
     sync_directory(&dir.disk())?;
     machine.disk.next += 1;
     Ok((name, file))

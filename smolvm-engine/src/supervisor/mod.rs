@@ -6,14 +6,9 @@
 mod agent;
 mod capture_route;
 mod checkpoint;
-mod chunk_sink;
-pub(crate) mod control;
-mod control_socket;
-mod disk_capture;
 mod end_record;
 mod identity;
 mod layers;
-mod record;
 mod run;
 mod serve;
 mod set_up;
@@ -22,7 +17,6 @@ mod tidy;
 mod vmm_process;
 
 pub(crate) use agent::{AgentDialer, AgentError};
-pub(crate) use control_socket::connect;
 pub(crate) use identity::SEED_BYTES;
-pub(crate) use run::{GUEST_CID, StartReport, run, unix_now};
-pub(crate) use vmm_process::{SpawnError, descriptors};
+pub(crate) use run::{GUEST_CID, run, unix_now};
+pub(crate) use vmm_process::{SpawnError, VmmHost, descriptors};

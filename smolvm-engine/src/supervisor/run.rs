@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde::{Deserialize, Serialize};
 use snapshot_format::{CheckpointId, InvalidId, Point};
 use thiserror::Error;
 
@@ -17,17 +16,17 @@ use super::serve;
 use super::set_up::set_up_guest;
 use super::shared::Shared;
 use super::tidy::tidy;
-use super::vmm_process::{self, SpawnError, VmmHandle};
+use super::vmm_process::{self, SpawnError, VmmHandle, VmmHost};
 use crate::backend::{self, BackendError};
-use crate::channel::{self, ChannelError};
-use crate::error::{chain, full_hint};
+use crate::channel::control::StartReport;
+use crate::channel::messages::{ConsoleNote, EndReason, FromVmm, StartMachine};
+use crate::channel::{self, ChannelError, control_socket};
+use crate::error_chain::{chain, full_hint};
 use crate::home::Home;
 use crate::machine::{MachineDir, MachineDirError, MachineFile, RecordedState, RunLock};
 use crate::name::MachineName;
 use crate::phase::Phase;
 use crate::point::{PointError, read_point, record_file_name};
-use crate::process::ProcessModel;
-use crate::vmm::messages::{ConsoleNote, EndReason, FromVmm, StartMachine};
 
 /// The context id of every guest: each has a vsock of its own.
 pub(crate) const GUEST_CID: u64 = 3;
@@ -38,28 +37,6 @@ const DAMAGE_HINT: &str =
 
 /// How long commands may still be answered after the machine's end.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
-
-/// What a supervisor tells whoever started it; the last thing before it only serves commands.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum StartReport {
-    /// The machine runs and its agent answers.
-    Ready {
-        /// The backend in use.
-        backend: String,
-    },
-    /// The machine runs, but its agent does not answer.
-    AgentSilent {
-        /// What was tried.
-        message: String,
-    },
-    /// The machine does not run.
-    Failed {
-        /// Why.
-        message: String,
-        /// The next step, where there is one.
-        hint: Option<String>,
-    },
-}
 
 /// Why a machine could not be started.
 #[derive(Debug, Error)]
@@ -95,7 +72,7 @@ pub(super) enum StartError {
 }
 
 /// Runs a machine until it ends, reporting its start to `starter`.
-pub(crate) fn run(home: &Home, name: &MachineName, model: &ProcessModel, starter: UnixStream) {
+pub(crate) fn run(home: &Home, name: &MachineName, host: &VmmHost, starter: UnixStream) {
     let dir = MachineDir::new(home.machine(name));
     let failed = |error: &StartError| StartReport::Failed {
         message: chain(error),
@@ -108,7 +85,7 @@ pub(crate) fn run(home: &Home, name: &MachineName, model: &ProcessModel, starter
         Ok(lock) => lock,
         Err(error) => return report(&starter, &failed(&error.into())),
     };
-    match start(home, name, model, &dir, &lock) {
+    match start(home, name, host, &dir, &lock) {
         Ok((shared, vmm)) => supervise(&shared, vmm, starter),
         Err(error) => {
             tracing::error!(error = %chain(&error), "the machine does not start");
@@ -127,7 +104,7 @@ fn report(starter: &UnixStream, report: &StartReport) {
 fn start(
     home: &Home,
     name: &MachineName,
-    model: &ProcessModel,
+    host: &VmmHost,
     dir: &MachineDir,
     lock: &RunLock,
 ) -> Result<(Arc<Shared>, VmmHandle), StartError> {
@@ -173,8 +150,8 @@ fn start(
         path: dir.control_socket(),
         source,
     };
-    let listener = super::control_socket::listen(&dir.control_socket()).map_err(no_socket)?;
-    let vmm = vmm_process::start(model, dir, &machine, lock, request)?;
+    let listener = control_socket::listen(&dir.control_socket()).map_err(no_socket)?;
+    let vmm = vmm_process::start(host, dir, &machine, lock, request)?;
     match channel::receive(&vmm.socket)?.message {
         FromVmm::Started => {}
         FromVmm::StartFailed {

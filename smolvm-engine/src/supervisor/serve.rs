@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use super::agent::AgentError;
 use super::checkpoint::checkpoint;
-use super::control::{Control, ControlReply, LiveStatus};
 use super::shared::Shared;
 use crate::channel;
-use crate::error::{chain, full_hint};
-use crate::vmm::messages::ToVmm;
+use crate::channel::control::{Control, ControlReply, LiveStatus};
+use crate::channel::messages::ToVmm;
+use crate::error_chain::{chain, full_hint};
 
 /// How long the agent may take to begin a power-off.
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(3);

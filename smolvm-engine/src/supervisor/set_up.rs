@@ -7,9 +7,9 @@ use thiserror::Error;
 use super::agent::{AgentError, Patience};
 use super::end_record::change_file;
 use super::identity::{self, IdentityError, SEED_BYTES};
-use super::run::StartReport;
 use super::shared::Shared;
-use crate::error::chain;
+use crate::channel::control::StartReport;
+use crate::error_chain::chain;
 use crate::machine::{MachineDirError, RecordedState};
 use crate::phase::Phase;
 

@@ -9,9 +9,9 @@ use super::agent::{AgentDialer, AgentError};
 use super::capture_route::CaptureRouter;
 use super::checkpoint::CaptureState;
 use crate::channel;
-use crate::error::chain;
+use crate::channel::messages::{EndReason, ToVmm};
+use crate::error_chain::chain;
 use crate::machine::MachineDir;
-use crate::vmm::messages::{EndReason, ToVmm};
 
 /// How long a VMM that was told to end may take.
 const QUIT_PATIENCE: Duration = Duration::from_secs(5);

@@ -11,11 +11,10 @@ use std::thread::JoinHandle;
 use thiserror::Error;
 
 use super::agent::AgentDialer;
+use crate::channel::child::spawn_vmm;
+use crate::channel::messages::{StartMachine, ToVmm};
 use crate::channel::{self, ChannelError};
 use crate::machine::{MachineDir, MachineFile, RunLock};
-use crate::process::{self, ProcessModel};
-use crate::vmm;
-use crate::vmm::messages::{StartMachine, ToVmm};
 
 /// Why a VMM could not be started.
 #[derive(Debug, Error)]
@@ -35,6 +34,21 @@ pub(crate) enum SpawnError {
     /// It did not take the message.
     #[error("the VMM took no message")]
     Channel(#[from] ChannelError),
+}
+
+/// Where VMMs run.
+#[derive(Debug, Clone)]
+pub(crate) enum VmmHost {
+    /// In a process of this program each, which asks [`channel::child`] what it is to be.
+    Process {
+        /// The program.
+        program: PathBuf,
+    },
+    /// In a thread of this process, as `main` of the other end of the channel.
+    Thread {
+        /// Runs a VMM until it ends.
+        main: fn(UnixStream) -> Result<(), ChannelError>,
+    },
 }
 
 /// A VMM that was told to start a machine.
@@ -77,22 +91,23 @@ impl VmmHandle {
 
 /// Starts a VMM for the machine and tells it to start.
 pub(super) fn start(
-    model: &ProcessModel,
+    host: &VmmHost,
     dir: &MachineDir,
     machine: &MachineFile,
     lock: &RunLock,
     request: StartMachine,
 ) -> Result<VmmHandle, SpawnError> {
-    let (body, socket) = match model {
-        ProcessModel::Processes { program } => {
+    let (body, socket) = match host {
+        VmmHost::Process { program } => {
             let (child, socket) =
-                process::spawn_vmm(program, &dir.process_log()).map_err(SpawnError::Spawn)?;
+                spawn_vmm(program, &dir.process_log()).map_err(SpawnError::Spawn)?;
             (VmmBody::Process(child), socket)
         }
-        ProcessModel::Threads => {
+        VmmHost::Thread { main } => {
             let (ours, theirs) = UnixStream::pair().map_err(SpawnError::Spawn)?;
+            let main = *main;
             let run = move || {
-                if let Err(error) = vmm::run(theirs) {
+                if let Err(error) = main(theirs) {
                     tracing::warn!(%error, "the VMM ended early");
                 }
             };
@@ -135,7 +150,7 @@ pub(crate) fn descriptors(
     Ok(all)
 }
 
-/// What a VMM gets, opened. Order: see [`crate::vmm::messages::StartDescriptors`].
+/// What a VMM gets, opened. Order: see [`crate::channel::messages::StartDescriptors`].
 struct MachineFiles {
     /// Kernel, initramfs, console log.
     boot: [File; 3],

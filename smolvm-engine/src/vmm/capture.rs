@@ -20,8 +20,8 @@ use vmm_core::machine::{MachineError, RunningMachine};
 use vmm_core::ram::{GuestRam, PAGE_BYTES};
 use vmm_core::tracker::{DirtySet, TrackerError};
 
-use super::messages::{BeginCapture, CaptureEvent, CapturedChunk, UnitState};
 use crate::channel::ChannelError;
+use crate::channel::messages::{BeginCapture, CaptureEvent, CapturedChunk, UnitState};
 use crate::phase::Phase;
 
 /// Size in bytes of a chunk.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::messages::ConsoleNote;
+use crate::channel::messages::ConsoleNote;
 
 /// Longest line that is looked at, in bytes; of longer ones the beginning.
 const MAX_LINE_BYTES: usize = 512;

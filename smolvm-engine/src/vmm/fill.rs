@@ -6,7 +6,7 @@ use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_core::ram::GuestRam;
 
-use crate::chunk_source::ChunkSource;
+use crate::machine::ChunkSource;
 use crate::on_threads::for_all;
 
 /// Why memory could not be filled.

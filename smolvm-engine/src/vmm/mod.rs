@@ -1,6 +1,6 @@
 //! The VMM: the process (or thread) that runs one machine's vCPUs and devices.
 //!
-//! It gets everything as open descriptors and by [`messages`] over one socket from the supervisor,
+//! It gets everything as open descriptors and by [messages](crate::channel::messages) over one socket from the supervisor,
 //! and ends when that socket closes.
 
 mod capture;
@@ -8,7 +8,6 @@ mod console;
 mod dial;
 mod disk;
 mod fill;
-pub(crate) mod messages;
 mod run;
 mod start;
 

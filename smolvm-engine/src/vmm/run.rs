@@ -10,14 +10,14 @@ use cas_store::ReadError;
 use vmm_core::machine::{MachineEvent, RunningMachine};
 
 use super::capture::{CaptureSetup, Captured, Peer, capture};
-use super::messages::{
+use super::start::{Parts, StartError};
+use crate::channel::messages::{
     BeginCapture, CaptureEvent, CaptureNumber, CaptureRequest, ConsoleNote, EndReason, FromVmm,
     ToVmm,
 };
-use super::start::{Parts, StartError};
 use crate::channel::{self as socket_channel, ChannelError, Received};
-use crate::chunk_source::is_damage;
-use crate::error::chain;
+use crate::error_chain::chain;
+use crate::machine::is_damage;
 use crate::phase::Phase;
 
 /// What wakes the VMM.

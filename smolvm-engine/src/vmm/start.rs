@@ -24,11 +24,10 @@ use super::console::ConsoleSink;
 use super::dial::DialSocket;
 use super::disk::{RootDisk, WriteLog};
 use super::fill::{FillError, fill};
-use super::messages::{ConsoleNote, StartDescriptors, StartMachine};
 use crate::backend::{self, BackendError};
-use crate::chunk_base::{ChunkBase, OnDamage};
-use crate::chunk_source::ChunkSource;
+use crate::channel::messages::{ConsoleNote, StartDescriptors, StartMachine};
 use crate::image::{ImageMap, MapError};
+use crate::machine::{ChunkBase, ChunkSource, OnDamage};
 use crate::phase::Phase;
 
 /// Largest kernel or initramfs in bytes.

@@ -8,13 +8,13 @@ use std::path::Path;
 use cas_store::{Capture, ChunkId, MAX_CHUNK_BYTES, PackSet, StoreError};
 use snapshot_format::{Blob, BootBlobs, CheckpointId, ChunkMap, ChunkRef};
 
-use super::super::disk_capture;
 use super::Run;
 use super::error::CheckpointError;
 use crate::file_error::FileError;
 use crate::machine::MachineFile;
 use crate::on_threads::for_all;
 use crate::point::{read_point, record_file_name};
+use crate::save::disk_capture;
 
 impl Run<'_> {
     /// Kernel and initramfs as chunks: those of the head, or from the machine's files.

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use snapshot_format::WallTime;
 
-use super::super::chunk_sink::ChunkSink;
 use super::error::CheckpointError;
 use super::{CaptureState, OnProgress, Run};
 use crate::channel as socket_channel;
+use crate::channel::messages::{BeginCapture, CaptureEvent, CaptureRequest, ToVmm, UnitState};
 use crate::file_error::FileError;
 use crate::machine::MachineFile;
-use crate::vmm::messages::{BeginCapture, CaptureEvent, CaptureRequest, ToVmm, UnitState};
+use crate::save::chunk_sink::ChunkSink;
 
 /// Slots of the window between VMM and supervisor: 64 MiB.
 const WINDOW_SLOTS: u32 = 1024;

@@ -3,14 +3,13 @@
 use cas_store::StoreError;
 use thiserror::Error;
 
-use super::super::chunk_sink::SinkError;
-use super::super::disk_capture::DiskCaptureError;
-use super::super::record::RecordError;
 use crate::channel::ChannelError;
-use crate::error::EngineError;
 use crate::file_error::FileError;
 use crate::machine::MachineDirError;
 use crate::point::PointError;
+use crate::save::chunk_sink::SinkError;
+use crate::save::disk_capture::DiskCaptureError;
+use crate::save::record::RecordError;
 
 /// Why a machine was not saved.
 #[derive(Debug, Error)]
@@ -35,8 +34,6 @@ pub(crate) enum CheckpointError {
     Record(#[from] RecordError),
     #[error(transparent)]
     Io(#[from] FileError),
-    #[error(transparent)]
-    Layer(#[from] Box<EngineError>),
     #[error("whoever asked for it is gone")]
     Cancelled,
 }

@@ -6,15 +6,15 @@ use std::os::fd::AsFd;
 use cas_store::ChunkId;
 use snapshot_format::Point;
 
-use super::super::control::CheckpointRequest;
 use super::Run;
 use super::error::CheckpointError;
+use crate::channel::control::CheckpointRequest;
+use crate::channel::messages::{CaptureEvent, CaptureRequest};
 use crate::file_error::FileError;
 use crate::image::ImageMap;
-use crate::machine::{MachineDirError, MachineFile, replace_file};
+use crate::machine::{MachineDirError, MachineFile, create_overlay, replace_file};
 use crate::phase::Phase;
 use crate::point::sync_directory;
-use crate::vmm::messages::{CaptureEvent, CaptureRequest};
 
 impl Run<'_> {
     /// Gives the disk a new top, in `machine.json` before the VMM uses it: whatever is killed when, no
@@ -24,7 +24,7 @@ impl Run<'_> {
         let mut machine = dir.read()?.ok_or(CheckpointError::Ended)?;
         let name = format!("layer-{}", machine.disk.next);
         let path = dir.disk().join(&name);
-        crate::create::create_overlay(&path, machine.spec.disk_bytes).map_err(Box::new)?;
+        create_overlay(&path, machine.spec.disk_bytes)?;
         sync_directory(&dir.disk())?;
         machine.disk.next += 1;
         machine.disk.layers.push(name.clone());

@@ -6,9 +6,9 @@ use std::{fs, io};
 use cas_store::{ChunkId, PackId, PackSet, PointId, SealedCapture, Store, pack_file_name};
 use snapshot_format::{CheckpointId, LineageEntry, Point};
 
-use super::super::control::CheckpointRequest;
 use super::Run;
 use super::error::CheckpointError;
+use crate::channel::control::CheckpointRequest;
 use crate::machine::MachineFile;
 use crate::phase::Phase;
 use crate::point::{

@@ -1,22 +1,39 @@
 //! The engine: machines of one home.
 
+mod checkpoint;
+mod console;
 mod control;
+mod copy;
+mod create;
+mod create_from;
+mod deterministic;
+pub mod doctor;
+pub(crate) mod error;
+mod exec;
 mod info;
 mod power;
+pub mod process;
 
 use std::path::{Path, PathBuf};
 
 use self::info::describe;
+use self::process::ProcessModel;
 use crate::artifact::staging;
-use crate::error::EngineError;
+use crate::channel::control::Control;
 use crate::file_error::FileError;
 use crate::home::Home;
 use crate::machine::{MachineDir, MachineFile};
 use crate::name::MachineName;
-use crate::process::ProcessModel;
-use crate::supervisor::control::Control;
 
+pub use self::checkpoint::{Checkpoint, CheckpointOptions, DEFAULT_HISTORY, LogEntry};
 pub use self::control::AgentConnection;
+pub use self::create::CreateOptions;
+pub use self::create_from::{CreateFromOptions, PointSource};
+pub use self::deterministic::{
+    DeterministicError, DeterministicMachine, ExecOutput, MachineDigest,
+};
+pub use self::error::{EngineError, ErrorCode};
+pub use self::exec::{ExecOptions, ExecSession, ExecWriter};
 pub use self::info::{MachineInfo, MachineState};
 pub use self::power::{StartOptions, Started, StopOptions, Stopped};
 

@@ -4,8 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::time::Duration;
 
-use crate::engine::Engine;
-use crate::error::EngineError;
+use crate::api::{Engine, EngineError};
 use crate::file_error::FileError;
 use crate::name::MachineName;
 

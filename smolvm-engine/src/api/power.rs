@@ -5,16 +5,18 @@ use std::time::Duration;
 
 use super::Engine;
 use super::info::{MachineState, describe};
+use super::process::ProcessModel;
+use crate::api::CreateOptions;
+use crate::api::EngineError;
 use crate::backend::{self, NotKvm};
 use crate::channel;
-use crate::create::CreateOptions;
-use crate::error::EngineError;
+use crate::channel::child::spawn_supervisor;
+use crate::channel::control::{Control, ControlReply, LiveStatus, StartReport};
 use crate::file_error::FileError;
 use crate::machine::{MachineDir, RecordedState};
 use crate::name::MachineName;
-use crate::process::{self, ProcessModel};
-use crate::supervisor::control::{Control, ControlReply, LiveStatus};
-use crate::supervisor::{self, StartReport};
+use crate::supervisor::{self, VmmHost};
+use crate::vmm;
 
 /// Pause between two looks at a machine that somebody else starts.
 const READY_PAUSE: Duration = Duration::from_millis(20);
@@ -165,20 +167,17 @@ impl Engine {
         let log = dir.process_log();
         let (socket, child) = match &self.options.process_model {
             ProcessModel::Processes { program } => {
-                let (child, socket) = process::spawn_supervisor(program, self.home(), name, &log)
+                let (child, socket) = spawn_supervisor(program, self.home(), name, &log)
                     .map_err(FileError::at("start", program))?;
                 (socket, Some(child))
             }
             ProcessModel::Threads => {
                 let (ours, theirs) = UnixStream::pair().map_err(FileError::at("start", &log))?;
-                let (home, name, model) = (
-                    self.home().clone(),
-                    name.clone(),
-                    self.options.process_model.clone(),
-                );
+                let (home, name) = (self.home().clone(), name.clone());
+                let host = VmmHost::Thread { main: vmm::run };
                 std::thread::Builder::new()
                     .name(format!("supervisor of {name}"))
-                    .spawn(move || supervisor::run(&home, &name, &model, theirs))
+                    .spawn(move || supervisor::run(&home, &name, &host, theirs))
                     .map_err(FileError::at("start", &log))?;
                 (ours, None)
             }

@@ -6,11 +6,10 @@ use std::time::Duration;
 use agent_protocol::client::Connection;
 
 use super::Engine;
-use crate::channel::{self, ChannelError};
-use crate::error::EngineError;
+use crate::api::EngineError;
+use crate::channel::control::{Control, ControlReply, LiveStatus};
+use crate::channel::{self, ChannelError, control_socket};
 use crate::name::MachineName;
-use crate::supervisor;
-use crate::supervisor::control::{Control, ControlReply, LiveStatus};
 
 /// How long the hello of a fresh connection to the agent may take.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(20);
@@ -92,7 +91,7 @@ impl Engine {
             name: name.clone(),
             source,
         };
-        let socket = supervisor::connect(&self.dir(name).control_socket())
+        let socket = control_socket::connect(&self.dir(name).control_socket())
             .map_err(|error| failed(ChannelError::Io(error)))?;
         channel::send(&socket, request, &[]).map_err(failed)?;
         loop {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet};
 use snapshot_format::Blob;
 
-use crate::error::{EngineError, chain};
+use crate::error_chain::chain;
 use crate::file_error::FileError;
 use crate::home::{Home, make_private_dir};
 use crate::point::PointError;
@@ -35,7 +35,7 @@ impl BootCache {
         blob: &Blob,
         packs: &PackSet,
         path: &Path,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), PointError> {
         let cached = self.folder.join(name(blob));
         if fs::hard_link(&cached, path).is_ok() {
             if fs::metadata(path).is_ok_and(|file| file.len() == blob.size_bytes) {
@@ -66,7 +66,7 @@ impl BootCache {
         }
     }
 
-    fn add(&self, path: &Path, cached: &Path) -> Result<(), EngineError> {
+    fn add(&self, path: &Path, cached: &Path) -> Result<(), PointError> {
         make_private_dir(&self.folder)?;
         Ok(fs::hard_link(path, cached).map_err(FileError::at("link", path))?)
     }
@@ -95,7 +95,7 @@ fn name(blob: &Blob) -> String {
 }
 
 /// Writes a blob of a point as a file, verified.
-fn write(packs: &PackSet, blob: &Blob, path: &Path) -> Result<(), EngineError> {
+fn write(packs: &PackSet, blob: &Blob, path: &Path) -> Result<(), PointError> {
     let mut file = File::create_new(path).map_err(FileError::at("create", path))?;
     let mut left = blob.size_bytes;
     let mut bytes = vec![0; MAX_CHUNK_BYTES];

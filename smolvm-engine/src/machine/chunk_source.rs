@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use cas_store::{ChunkId, PackSet, ReadError};
 
-use crate::error::sources;
+use crate::error_chain::sources;
 
 /// A machine's packs, and where copies of them may be.
 pub(crate) struct ChunkSource {

@@ -111,3 +111,25 @@ pub(crate) struct LiveStatus {
     /// The kernel's last word about a lack of memory.
     pub(crate) out_of_memory: Option<String>,
 }
+
+/// What a supervisor tells whoever started it; the last thing before it only serves commands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum StartReport {
+    /// The machine runs and its agent answers.
+    Ready {
+        /// The backend in use.
+        backend: String,
+    },
+    /// The machine runs, but its agent does not answer.
+    AgentSilent {
+        /// What was tried.
+        message: String,
+    },
+    /// The machine does not run.
+    Failed {
+        /// Why.
+        message: String,
+        /// The next step, where there is one.
+        hint: Option<String>,
+    },
+}

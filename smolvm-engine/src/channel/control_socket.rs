@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const MAX_SOCKET_PATH_BYTES: usize = 103;
 
 /// Listens at `path`, replacing what an earlier process left there.
-pub(super) fn listen(path: &Path) -> io::Result<UnixListener> {
+pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

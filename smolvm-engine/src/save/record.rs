@@ -8,7 +8,6 @@ use thiserror::Error;
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::unit::UnitError;
 
-use super::shared::Shared;
 use crate::machine::{MachineFile, MachineOrigin};
 
 /// Why there is no record.
@@ -20,17 +19,26 @@ pub(crate) enum RecordError {
     Head(#[from] snapshot_format::InvalidId),
 }
 
+/// What runs the machine.
+pub(crate) struct Host<'a> {
+    /// Backend by name.
+    pub(crate) backend: &'a str,
+    /// CPU profile by name.
+    pub(crate) cpu: &'a str,
+    pub(crate) vcpus: u8,
+}
+
 /// Everything that consists of chunks.
-pub(super) struct Maps {
-    pub(super) memory: Vec<MemoryRegion>,
-    pub(super) disk: Vec<DiskMap>,
-    pub(super) boot: BootBlobs,
+pub(crate) struct Maps {
+    pub(crate) memory: Vec<MemoryRegion>,
+    pub(crate) disk: Vec<DiskMap>,
+    pub(crate) boot: BootBlobs,
 }
 
 /// Puts the record together.
-pub(super) fn assemble(
+pub(crate) fn assemble(
     machine: &MachineFile,
-    shared: &Shared,
+    host: Host<'_>,
     message: &str,
     taken: WallTime,
     states: Vec<StateRecord>,
@@ -55,14 +63,14 @@ pub(super) fn assemble(
         host: HostContract {
             guest_os: "linux".to_owned(),
             architecture: "x86_64".to_owned(),
-            backend: shared.backend.clone(),
+            backend: host.backend.to_owned(),
             cpu_vendor: cpu.vendor(),
-            cpu_profile: shared.cpu.clone(),
+            cpu_profile: host.cpu.to_owned(),
             tsc_khz: cpu.tsc_khz.into(),
             page_size_bytes: 4096,
             machine_model: 1,
         },
-        spec: spec_of(machine, shared),
+        spec: spec_of(machine, host.vcpus),
         memory: maps.memory,
         disks: maps.disk,
         boot: maps.boot,
@@ -73,7 +81,7 @@ pub(super) fn assemble(
     })
 }
 
-fn spec_of(machine: &MachineFile, shared: &Shared) -> MachineSpec {
+fn spec_of(machine: &MachineFile, vcpus: u8) -> MachineSpec {
     let pairs = |map: &std::collections::BTreeMap<String, String>| {
         map.iter()
             .map(|(key, value)| (key.clone(), value.clone()))
@@ -84,7 +92,7 @@ fn spec_of(machine: &MachineFile, shared: &Shared) -> MachineSpec {
         MachineOrigin::Point { .. } => (String::new(), String::new()),
     };
     MachineSpec {
-        vcpus: shared.vcpus.into(),
+        vcpus: vcpus.into(),
         memory_bytes: machine.spec.memory_bytes,
         disk_bytes: machine.spec.disk_bytes,
         environment: pairs(&machine.spec.environment),

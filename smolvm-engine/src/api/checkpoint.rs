@@ -6,13 +6,13 @@ use std::time::Duration;
 use cas_store::{DirectoryState, Store};
 use snapshot_format::{CheckpointId, LineageEntry};
 
-use crate::engine::Engine;
-use crate::error::{EngineError, free_name};
+use crate::api::Engine;
+use crate::api::error::{EngineError, free_name};
+use crate::channel::control::{CheckpointDone, CheckpointRequest, Control, ControlReply};
 use crate::file_error::FileError;
 use crate::name::MachineName;
 use crate::point::{CheckpointDir, SUFFIX};
 use crate::progress::Progress;
-use crate::supervisor::control::{CheckpointDone, CheckpointRequest, Control, ControlReply};
 
 /// Earlier points in a checkpoint directory when nothing is said.
 pub const DEFAULT_HISTORY: usize = 32;

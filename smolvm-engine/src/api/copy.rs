@@ -8,8 +8,7 @@ use std::path::Path;
 use agent_protocol::client::ClientError;
 use agent_protocol::message::{CopyIn, CopyReport, Owner};
 
-use crate::engine::Engine;
-use crate::error::EngineError;
+use crate::api::{Engine, EngineError};
 use crate::name::MachineName;
 use crate::progress::{Phase, Progress};
 

@@ -1,37 +1,29 @@
 //! Making machines from points.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use cas_store::{ChunkId, PackSet, PointId, Store};
-use snapshot_format::{CheckpointId, ChunkRef, IdPrefix, Level, Point, PointRecord, verify};
+use cas_store::{PackSet, PointId, Store};
+use snapshot_format::{CheckpointId, IdPrefix, Point, PointRecord};
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::check_profile;
 
+use super::create::with_hostname;
+use crate::api::{Engine, EngineError, MachineInfo};
 use crate::artifact::staging::Staging;
 use crate::backend;
-use crate::boot_cache::BootCache;
-use crate::create::{create_overlay, with_hostname};
-use crate::engine::{Engine, MachineInfo};
-use crate::error::EngineError;
 use crate::file_error::FileError;
-use crate::image::ImageMap;
 use crate::machine::{
     Backend, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile, MachineOrigin, MachineSpec,
-    RecordedState, replace_file,
+    RecordedState,
 };
 use crate::name::MachineName;
-use crate::point::{
-    CheckpointDir, History, PointError, chunk_ids, link_record, read_point, record_file_name,
-};
+use crate::point::{CheckpointDir, History, PointError, read_point};
+use crate::restore::{BootCache, FoundPoint, check_sound, fill_from_point};
 use crate::supervisor::unix_now;
 
 /// Host and guest may differ by so many parts per million in the rate of their TSCs.
 const TSC_TOLERANCE_PPM: u64 = 250;
-
-/// Findings that an error names at most.
-const MAX_NAMED_FINDINGS: usize = 5;
 
 /// Where a point is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,12 +84,6 @@ impl CreateFromOptions {
     }
 }
 
-/// A point, its parents, and where their chunks are.
-struct Found {
-    history: History,
-    packs: PackSet,
-}
-
 impl Engine {
     /// Makes a machine from a point; its first start goes on there. Afterwards it stands alone: the
     /// checkpoint and the store may go.
@@ -135,7 +121,7 @@ impl Engine {
         Ok(created)
     }
 
-    fn find(&self, options: &CreateFromOptions) -> Result<Found, EngineError> {
+    fn find(&self, options: &CreateFromOptions) -> Result<FoundPoint, EngineError> {
         let (history, packs) = match &options.source {
             PointSource::Directory(path) => {
                 let dir = CheckpointDir::new(path);
@@ -147,7 +133,7 @@ impl Engine {
             Some(at) => history.resolve(at)?,
             None => 0,
         };
-        Ok(Found {
+        Ok(FoundPoint {
             history: history.starting_at(position),
             packs,
         })
@@ -220,24 +206,6 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-/// Refuses a point whose parts do not fit one another, or whose chunks are not there.
-fn check_sound(point: &Point, packs: &PackSet) -> Result<(), PointError> {
-    let has = |chunk: &ChunkRef| packs.contains(&ChunkId(chunk.0)).unwrap_or(false);
-    let errors = verify(point.record(), &has)
-        .into_iter()
-        .filter(|finding| finding.level == Level::Error)
-        .map(|finding| finding.problem.to_string())
-        .take(MAX_NAMED_FINDINGS);
-    let findings: Vec<String> = errors.collect();
-    if findings.is_empty() {
-        return Ok(());
-    }
-    Err(PointError::Unsound {
-        id: point.id().short(),
-        findings,
-    })
 }
 
 /// What a point fixes may be repeated only if equal.
@@ -322,28 +290,4 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
         branchable: true,
         starts: 0,
     }
-}
-
-/// Puts everything that the machine needs into its own directory.
-fn fill_from_point(dir: &MachineDir, found: &Found, cache: &BootCache) -> Result<(), EngineError> {
-    for path in [dir.packs(), dir.records(), dir.disk()] {
-        fs::create_dir(&path).map_err(FileError::at("create directory", &path))?;
-    }
-    for (point, file) in found.history.with_files() {
-        found.packs.pin_into(&dir.packs(), &chunk_ids(point))?;
-        link_record(file, &dir.records().join(record_file_name(&point.id())))?;
-    }
-    let own = PackSet::open([dir.packs()]);
-    let record = found.history.points()[0].record();
-    let disk = record
-        .disk(snapshot_format::verify::ROOT_DISK)
-        .ok_or_else(|| EngineError::Invalid {
-            what: "the point has no root disk".to_owned(),
-            hint: None,
-        })?;
-    let map = ImageMap::new(disk.chunks.iter().map(|chunk| ChunkId(chunk.0)).collect());
-    replace_file(&dir.disk().join("base-0.map"), &map.encode())?;
-    create_overlay(&dir.disk().join("layer-1"), disk.size_bytes)?;
-    cache.place(&record.boot.kernel, &own, &dir.kernel())?;
-    cache.place(&record.boot.initramfs, &own, &dir.initramfs())
 }

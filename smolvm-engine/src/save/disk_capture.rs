@@ -13,11 +13,9 @@ use snapshot_format::verify::ROOT_DISK;
 use snapshot_format::{ChunkMap, ChunkRef, DiskMap};
 use thiserror::Error;
 
-use crate::chunk_base::ChunkBase;
-use crate::chunk_source::ChunkSource;
 use crate::file_error::FileError;
 use crate::image::{ImageMap, MapError};
-use crate::machine::{MachineDir, MachineFile};
+use crate::machine::{ChunkBase, ChunkSource, MachineDir, MachineFile};
 
 /// Why the disk could not be captured.
 #[derive(Debug, Error)]
@@ -39,7 +37,7 @@ pub(crate) enum DiskCaptureError {
 }
 
 /// Stores the disk as it was when its top became what is last but one in `machine` now.
-pub(super) fn capture_disk(
+pub(crate) fn capture_disk(
     dir: &MachineDir,
     machine: &MachineFile,
     capture: &Capture,
@@ -89,7 +87,7 @@ pub(super) fn capture_disk(
 }
 
 /// Makes chunks of the machine's packs part of the capture.
-pub(super) fn adopt(
+pub(crate) fn adopt(
     capture: &Capture,
     machine_packs: &PackSet,
     ids: Vec<ChunkId>,
@@ -117,7 +115,7 @@ fn changed_chunks(layers: &[Layer]) -> BTreeSet<u64> {
 }
 
 /// The sealed layers of a disk under an empty, nameless top: to be read, or merged.
-pub(super) fn open_disk(
+pub(crate) fn open_disk(
     dir: &MachineDir,
     machine: &MachineFile,
     base: &ImageMap,
@@ -135,7 +133,7 @@ pub(super) fn open_disk(
     )?)
 }
 
-pub(super) fn open_layer(path: &Path) -> Result<Layer, DiskCaptureError> {
+pub(crate) fn open_layer(path: &Path) -> Result<Layer, DiskCaptureError> {
     Ok(Layer::open(
         File::open(path).map_err(FileError::at("open", path))?,
     )?)

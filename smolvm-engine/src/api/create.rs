@@ -1,20 +1,16 @@
 //! Making machines.
 
 use std::fs;
-use std::io;
 use std::path::Path;
 
-use cow_disk::Overlay;
-
+use crate::api::{Engine, EngineError, MachineInfo};
 use crate::artifact::staging::{PublishError, Staging};
-use crate::engine::{Engine, MachineInfo};
-use crate::error::EngineError;
 use crate::file_error::FileError;
 use crate::image::Image;
 use crate::kernel::Kernel;
 use crate::machine::{
     DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile, MachineOrigin, MachineSpec,
-    RecordedState, replace_file,
+    RecordedState, create_overlay, replace_file,
 };
 use crate::name::MachineName;
 use crate::phase::Phase;
@@ -233,29 +229,6 @@ fn fill_from_image(
     Ok(())
 }
 
-/// Makes an empty overlay file.
-pub(crate) fn create_overlay(path: &Path, disk_bytes: u64) -> Result<fs::File, EngineError> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let open = fs::File::options()
-        .create_new(true)
-        .read(true)
-        .write(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(FileError::at("create", path))?;
-    let made = open
-        .try_clone()
-        .and_then(|keep| match Overlay::create(open, disk_bytes) {
-            Ok(_) => Ok(keep),
-            Err(error) => Err(io::Error::other(error)),
-        });
-    made.map_err(|error| {
-        // Half of a layer is in the way of the next one of that name. The first error is the one to report.
-        let _ = fs::remove_file(path);
-        FileError::at("create", path)(error).into()
-    })
-}
-
 /// The kernel's command line with this host name, which holds until an identity is set.
 pub(crate) fn with_hostname(command_line: &str, hostname: &str) -> String {
     let others = command_line
@@ -284,14 +257,5 @@ mod tests {
         assert_eq!(first, "console=ttyS0 panic=-1 smolvm.hostname=a");
         let second = with_hostname(&format!("{first} quiet"), "b");
         assert_eq!(second, "console=ttyS0 panic=-1 quiet smolvm.hostname=b");
-    }
-
-    #[test]
-    fn a_layer_that_cannot_be_made_is_not_in_the_way() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("layer-1");
-        let error = create_overlay(&path, cow_disk::MAX_DISK_BYTES * 2).unwrap_err();
-        assert!(crate::chain(&error).contains("layer-1"));
-        create_overlay(&path, 1 << 20).unwrap();
     }
 }

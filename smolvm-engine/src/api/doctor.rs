@@ -4,8 +4,8 @@ use std::path::Path;
 
 use rustix::fs::{Access, access, statvfs};
 
+use crate::api::Engine;
 use crate::backend::{self, PREFERENCE};
-use crate::engine::Engine;
 use crate::image::Image;
 use crate::kernel::Kernel;
 use crate::machine::Backend;
@@ -111,7 +111,7 @@ fn backend_finding(backend: Backend) -> Finding {
         Err(error) => Finding {
             subject,
             good: false,
-            detail: crate::error::chain(&error),
+            detail: crate::error_chain::chain(&error),
             mend: backend::mend(&error).or_else(|| mend_host(backend)),
         },
     }
@@ -141,7 +141,7 @@ fn kernel_finding(root: &Path) -> Finding {
             subject: Subject::Kernel,
             good: false,
             mend: error.hint(),
-            detail: crate::error::chain(&error),
+            detail: crate::error_chain::chain(&error),
         },
     }
 }
@@ -153,7 +153,7 @@ fn image_finding(root: &Path) -> Finding {
             subject: Subject::Image,
             good: false,
             mend: error.hint(),
-            detail: crate::error::chain(&error),
+            detail: crate::error_chain::chain(&error),
         },
     }
 }
@@ -245,9 +245,9 @@ fn good(subject: Subject, detail: String) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::EngineOptions;
+    use crate::api::EngineOptions;
+    use crate::api::process::ProcessModel;
     use crate::home::Home;
-    use crate::process::ProcessModel;
 
     #[test]
     fn an_empty_home_is_looked_at_and_not_made() {

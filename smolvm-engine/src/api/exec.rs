@@ -9,8 +9,7 @@ use agent_protocol::client;
 use agent_protocol::codec::Bytes;
 use agent_protocol::message::{EnvVar, ExecRequest, TtySize};
 
-use crate::engine::Engine;
-use crate::error::EngineError;
+use crate::api::{Engine, EngineError};
 use crate::machine::MachineSpec;
 use crate::name::MachineName;
 

@@ -1,7 +1,5 @@
 //! Errors of the engine.
 
-use std::error::Error;
-use std::io;
 use std::path::PathBuf;
 
 use agent_protocol::client::ClientError;
@@ -10,6 +8,7 @@ use thiserror::Error;
 
 use crate::backend::{self, BackendError};
 use crate::channel::ChannelError;
+use crate::error_chain::full_hint;
 use crate::file_error::FileError;
 use crate::home::HomeError;
 use crate::image::ImageError;
@@ -17,43 +16,7 @@ use crate::kernel::KernelError;
 use crate::machine::MachineDirError;
 use crate::name::{InvalidName, MachineName};
 use crate::point::PointError;
-
-/// An error and its sources as one text, outermost first.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let more = error.to_string();
-        // Transparent errors repeat their source.
-        if !text.ends_with(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        source = error.source();
-    }
-    text
-}
-
-/// An error and its sources, outermost first.
-pub(crate) fn sources<'a>(
-    error: &'a (dyn Error + 'static),
-) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error| (*error).source())
-}
-
-/// What to do about an error whose reason is a full file system.
-pub(crate) fn full_hint(error: &(dyn Error + 'static)) -> Option<String> {
-    let is_full = |error: &(dyn Error + 'static)| {
-        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-        matches!(
-            kind,
-            Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-        )
-    };
-    sources(error)
-        .any(is_full)
-        .then(|| "make room on that file system".to_owned())
-}
+use crate::restore::PlaceError;
 
 /// What kind of error it is, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -322,6 +285,17 @@ impl EngineError {
             ),
             Self::Refused { hint, .. } => hint.clone(),
             error => full_hint(error),
+        }
+    }
+}
+
+impl From<PlaceError> for EngineError {
+    fn from(error: PlaceError) -> Self {
+        match error {
+            PlaceError::Io(error) => error.into(),
+            PlaceError::Dir(error) => error.into(),
+            PlaceError::Point(error) => error.into(),
+            PlaceError::Store(error) => error.into(),
         }
     }
 }

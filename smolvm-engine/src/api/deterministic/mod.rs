@@ -22,16 +22,15 @@ use vmm_core::entropy::SeededEntropy;
 use vmm_core::machine::{MachineError, MachineEvent, RunningMachine};
 
 use self::stream::GuestStream;
+use crate::api::exec::{ExecOptions, exec_request};
+use crate::api::{Engine, EngineError, MachineState};
 use crate::backend;
-use crate::create::create_overlay;
-use crate::engine::{Engine, MachineState};
-use crate::error::{EngineError, chain};
-use crate::exec::{ExecOptions, exec_request};
+use crate::channel::messages::StartMachine;
+use crate::error_chain::chain;
 use crate::file_error::FileError;
-use crate::machine::{Backend, MachineDir, MachineFile, MachineSpec, RunLock};
+use crate::machine::{Backend, MachineDir, MachineFile, MachineSpec, RunLock, create_overlay};
 use crate::name::MachineName;
 use crate::supervisor::{self, AgentDialer, AgentError, GUEST_CID, SEED_BYTES, SpawnError};
-use crate::vmm::messages::StartMachine;
 use crate::vmm::{Parts, StartError};
 
 /// Instructions that the guest runs at a time while somebody waits for it: a millisecond of its time.
@@ -79,13 +78,13 @@ pub enum DeterministicError {
 
 impl From<SpawnError> for DeterministicError {
     fn from(error: SpawnError) -> Self {
-        Self::Start(crate::error::chain(&error))
+        Self::Start(crate::error_chain::chain(&error))
     }
 }
 
 impl From<StartError> for DeterministicError {
     fn from(error: StartError) -> Self {
-        Self::Start(crate::error::chain(&error))
+        Self::Start(crate::error_chain::chain(&error))
     }
 }
 
@@ -214,7 +213,8 @@ fn open_parts(
         .map_err(FileError::at("create a folder in", &dir.disk()))
         .map_err(EngineError::from)?;
     // Open files outlive the folder, which goes at the end of this function.
-    let top = create_overlay(&scratch.path().join("layer"), file.spec.disk_bytes)?;
+    let top = create_overlay(&scratch.path().join("layer"), file.spec.disk_bytes)
+        .map_err(EngineError::from)?;
     let (ours, theirs) = UnixStream::pair().map_err(DeterministicError::Connect)?;
     let descriptors = supervisor::descriptors(dir, &file, running, theirs, Some(top))?;
     let on_damage = |error: &ReadError| tracing::error!(error = %chain(error), "a chunk is lost");

@@ -1,8 +1,8 @@
 //! What is known about a machine.
 
+use crate::channel::control::LiveStatus;
 use crate::machine::{MachineFile, MachineOrigin, MachineSpec, RecordedState};
 use crate::name::MachineName;
-use crate::supervisor::control::LiveStatus;
 
 /// The state of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use vmm_core::ram::{RamLayout, RamLayoutError};
 use vmm_core::x86::ram_layout;
 
 use super::disk_capture::{self, DiskCaptureError};
+use crate::channel::messages::CapturedChunk;
 use crate::on_threads::for_all;
-use crate::vmm::messages::CapturedChunk;
 
 /// Why chunks could not be stored.
 #[derive(Debug, Error)]
@@ -30,7 +30,7 @@ pub(crate) enum SinkError {
 }
 
 /// Takes a machine's memory in.
-pub(super) struct ChunkSink<'a> {
+pub(crate) struct ChunkSink<'a> {
     capture: &'a Capture,
     layout: RamLayout,
     window: File,
@@ -43,7 +43,7 @@ pub(super) struct ChunkSink<'a> {
 
 impl<'a> ChunkSink<'a> {
     /// A sink for memory of `memory_bytes` that is equal to `base` where nothing else comes.
-    pub(super) fn new(
+    pub(crate) fn new(
         capture: &'a Capture,
         base: Option<&Point>,
         memory_bytes: u64,
@@ -67,17 +67,17 @@ impl<'a> ChunkSink<'a> {
     }
 
     /// The memory that is shared with the VMM.
-    pub(super) fn window(&self) -> Result<File, SinkError> {
+    pub(crate) fn window(&self) -> Result<File, SinkError> {
         self.window.try_clone().map_err(SinkError::Window)
     }
 
     /// Bytes of memory seen so far.
-    pub(super) fn seen_bytes(&self) -> u64 {
+    pub(crate) fn seen_bytes(&self) -> u64 {
         self.seen_bytes
     }
 
     /// Takes chunks from the window; returns the slots that are free again.
-    pub(super) fn take(&mut self, batch: &[CapturedChunk]) -> Result<Vec<u32>, SinkError> {
+    pub(crate) fn take(&mut self, batch: &[CapturedChunk]) -> Result<Vec<u32>, SinkError> {
         self.seen_bytes += (batch.len() * MAX_CHUNK_BYTES) as u64;
         let stored = for_all(batch, |chunk, bytes| self.store(*chunk, bytes));
         let stored = stored.map_err(|failures| {
@@ -108,7 +108,7 @@ impl<'a> ChunkSink<'a> {
     }
 
     /// Brings in what did not change, from the machine's own packs, and returns the maps.
-    pub(super) fn finish(self, machine_packs: &PackSet) -> Result<Vec<MemoryRegion>, SinkError> {
+    pub(crate) fn finish(self, machine_packs: &PackSet) -> Result<Vec<MemoryRegion>, SinkError> {
         let unchanged: Vec<ChunkId> = self
             .chunks
             .iter()

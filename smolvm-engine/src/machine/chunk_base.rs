@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cas_store::{ChunkId, MAX_CHUNK_BYTES, ReadError};
 use cow_disk::BaseReader;
 
-use crate::chunk_source::{ChunkSource, is_damage};
+use super::{ChunkSource, is_damage};
 
 /// Decoded chunks kept in memory; 64 KiB each.
 const CACHED_CHUNKS: usize = 64;

@@ -1,0 +1,7 @@
+//! Bringing points back: their data in a machine's directory.
+
+mod boot_cache;
+mod place;
+
+pub(crate) use boot_cache::BootCache;
+pub(crate) use place::{FoundPoint, PlaceError, check_sound, fill_from_point};

@@ -1,0 +1,5 @@
+//! Saving: memory and disk of a moment into the store, and the record that names them.
+
+pub(crate) mod chunk_sink;
+pub(crate) mod disk_capture;
+pub(crate) mod record;
