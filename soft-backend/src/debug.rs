@@ -16,7 +16,7 @@
 //! ones and leaves the other bits. What the delivery of a debug exception itself meets is not reported: it
 //! could not end.
 
-use crate::cpu::flags::RF;
+use crate::cpu::flags::{RF, TF};
 use crate::cpu::state::cr4;
 use crate::cpu::{Cpu, Exception, R, Trap, Trapped};
 use crate::mem::PAGE;
@@ -121,6 +121,8 @@ pub(crate) struct Debug {
     pub(crate) noting: bool,
     /// The next instruction runs although its address has a breakpoint.
     resuming: bool,
+    /// The instruction that was stepped has said itself whether a trap follows.
+    step_decided: bool,
 }
 
 impl Debug {
@@ -141,6 +143,12 @@ impl Debug {
     fn watches_this_page(&self, va: u64, kind: Access) -> bool {
         let same = |b: &Breakpoint| (b.start ^ va) & !(PAGE - 1) == 0;
         self.bits(|b| b.is_data(kind == Access::Write) && same(b)) != 0
+    }
+
+    /// What DR6 reports of a step: BS, unless the stepped instruction has decided otherwise.
+    pub(crate) fn take_step(&mut self, trap_flag: bool) -> u64 {
+        let decided = std::mem::take(&mut self.step_decided);
+        if trap_flag && !decided { BS } else { 0 }
     }
 
     /// Whether debug exceptions wait for one instruction to run.
@@ -173,6 +181,7 @@ impl Cpu {
     pub(crate) fn restart_debugging(&mut self) {
         self.debug.pending = 0;
         self.debug.resuming = false;
+        self.debug.step_decided = false;
         self.update_breakpoints();
     }
 
@@ -269,6 +278,16 @@ impl Cpu {
             self.sysflags |= RF;
         }
         told
+    }
+
+    /// SYSCALL and SYSRET load TF. They step by the value that they load, where other instructions step by the
+    /// one that they begin with: a kernel that masks TF takes no trap at its entry, and its SYSRET takes
+    /// the one that the SYSCALL would have taken.
+    pub(crate) fn step_by_loaded_flag(&mut self, stepped: bool) {
+        self.debug.step_decided = stepped;
+        if self.flag(TF) {
+            self.debug.pending |= BS;
+        }
     }
 
     /// Registers the reasons of a debug exception in DR6.

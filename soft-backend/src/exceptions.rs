@@ -16,6 +16,9 @@ pub(crate) enum Event {
     External(u8),
 }
 
+/// Vector of the non-maskable interrupt.
+pub(crate) const NMI: u8 = 2;
+
 /// Why an event was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Undelivered {

@@ -8,9 +8,8 @@ use vmm_core::exit::ExitHandler;
 use crate::block::{BlockId, CodeCache};
 use crate::cpu::flags::{IF, RF, TF};
 use crate::cpu::{Cpu, Exception, Flow, IoRequest, Step, Trap};
-use crate::debug::BS;
 use crate::decode::op::Op;
-use crate::exceptions::{Event, Undelivered};
+use crate::exceptions::{Event, NMI, Undelivered};
 
 /// Why [`Engine::run`] came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +54,11 @@ impl Engine<'_> {
         loop {
             if std::mem::take(&mut self.cpu.paused) && self.waiting.load(Ordering::Relaxed) > 0 {
                 return Stop::Yield;
+            }
+            if let Some(event) = self.cpu.injected.take()
+                && let Some(stop) = self.finish_delivery(event)
+            {
+                return stop;
             }
             if !self.cpu.shadow
                 && let Some(stop) = self.events()
@@ -109,15 +113,20 @@ impl Engine<'_> {
         }
     }
 
+    /// Delivers an event whose delivery had begun where the state was saved; nothing holds it back.
+    #[cold]
+    fn finish_delivery(&mut self, event: Event) -> Option<Stop> {
+        self.cpu.shadow = false;
+        self.cpu.debug.hold(false);
+        self.deliver(event)
+    }
+
     /// Delivers what may be delivered now.
     fn events(&mut self) -> Option<Stop> {
-        if let Some(event) = self.cpu.injected.take() {
-            return self.deliver(event);
-        }
         if self.cpu.nmi_pending && !self.cpu.nmi_masked {
             self.cpu.nmi_pending = false;
             self.cpu.nmi_masked = true;
-            return self.deliver(Event::External(2));
+            return self.deliver(Event::External(NMI));
         }
         if self.cpu.flag(IF)
             && let Some(vector) = self.cpu.pending_interrupt()
@@ -167,8 +176,11 @@ impl Engine<'_> {
         if self.cpu.debug.is_held() {
             return None;
         }
-        let step = if trap_flag { BS } else { 0 };
+        let step = self.cpu.debug.take_step(trap_flag);
         let reasons = std::mem::take(&mut self.cpu.debug.pending) | step;
+        if reasons == 0 {
+            return None;
+        }
         let exception = self.cpu.debug_exception(reasons);
         self.deliver(Event::Exception(exception))
     }

@@ -336,3 +336,87 @@ fn impossible_state_is_refused() {
     vcpu.load(&VcpuState::X86(Box::new(protected(0)))).unwrap();
     let _: Arc<dyn vmm_core::hypervisor::Vm> = vm.vm;
 }
+
+#[test]
+fn an_event_whose_delivery_had_begun_is_saved_as_it_was_loaded() {
+    let begun = |change: fn(&mut x86::PendingEvents)| {
+        let mut events = x86::PendingEvents::default();
+        change(&mut events);
+        events
+    };
+    let all = [
+        begun(|e| {
+            e.interrupt = Some(x86::PendingInterrupt {
+                vector: 0x41,
+                soft: false,
+            });
+        }),
+        begun(|e| {
+            e.exception = Some(x86::PendingException {
+                vector: 14,
+                error_code: Some(6),
+                injected: true,
+            });
+            e.shadow.sti = true;
+        }),
+        begun(|e| (e.nmi_injected, e.nmi_masked) = (true, true)),
+        begun(|e| (e.nmi_injected, e.nmi_masked, e.nmi_pending) = (true, true, true)),
+        begun(|e| e.shadow.mov_ss = true),
+    ];
+    for events in all {
+        let vm = create(&ram(), 1);
+        let mut vcpu = vm.vcpus.into_iter().next().unwrap().bind().unwrap();
+        let mut state = protected(0x10_0000);
+        state.events = events;
+        vcpu.load(&VcpuState::X86(Box::new(state))).unwrap();
+        assert_eq!(x86(vcpu.save().unwrap()).events, events);
+    }
+}
+
+#[test]
+fn an_interrupt_whose_delivery_had_begun_is_delivered_before_anything_else_runs() {
+    let ram = ram();
+    let gate = 0x0000_8e00_0008_0000_u64 | 0x11 << 48;
+    ram.write_obj(gate, GuestAddress(0x5000 + 8 * 0x41))
+        .unwrap();
+    let gdt = [0u64, 0x00cf_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
+    for (i, d) in gdt.into_iter().enumerate() {
+        ram.write_obj(d, GuestAddress(0x4000 + 8 * i as u64))
+            .unwrap();
+    }
+    // out 0x81, al; hlt
+    ram.write_slice(&[0xe6, 0x81, 0xf4], GuestAddress(0x10_0000))
+        .unwrap();
+    // out 0x82, al; iret
+    ram.write_slice(&[0xe6, 0x82, 0xcf], GuestAddress(0x11_0000))
+        .unwrap();
+    let mut vm = create(&ram, 1);
+    let binder = vm.vcpus.remove(0);
+    let kick = binder.kicker();
+    let (tx, rx) = channel();
+    let mut state = protected(0x10_0000);
+    state.system.gdt = x86::DescriptorTable {
+        base: 0x4000,
+        limit: 0x17,
+    };
+    state.system.idt = x86::DescriptorTable {
+        base: 0x5000,
+        limit: 0x7ff,
+    };
+    // Neither the flag nor the shadow holds back what was acknowledged before.
+    state.events.interrupt = Some(x86::PendingInterrupt {
+        vector: 0x41,
+        soft: false,
+    });
+    state.events.shadow.sti = true;
+    let thread = std::thread::spawn(move || {
+        let mut vcpu = binder.bind().unwrap();
+        vcpu.load(&VcpuState::X86(Box::new(state))).unwrap();
+        vcpu.run(&mut Ports(tx)).unwrap();
+        x86(vcpu.save().unwrap())
+    });
+    let ports: Vec<u16> = (0..2).map(|_| rx.recv().unwrap().0).collect();
+    assert_eq!(ports, [0x82, 0x81]);
+    kick.kick();
+    assert_eq!(thread.join().unwrap().events, x86::PendingEvents::default());
+}

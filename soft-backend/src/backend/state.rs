@@ -3,13 +3,14 @@
 use vmm_core::hypervisor::HypervisorError;
 use vmm_core::x86::{
     DebugRegisters, DescriptorTable, GeneralRegisters, InterruptShadow, LAPIC_PAGE_BYTES, Msr,
-    MsrList, PendingEvents, Segment as SavedSegment, SystemRegisters, X86VcpuState,
-    XSAVE_SSE_BYTES, XSAVE_X87_BYTES, XsaveComponent,
+    MsrList, PendingEvents, PendingException, PendingInterrupt, Segment as SavedSegment,
+    SystemRegisters, X86VcpuState, XSAVE_SSE_BYTES, XSAVE_X87_BYTES, XsaveComponent,
 };
 
 use crate::cpu::state::{cr0, efer};
 use crate::cpu::{Cpu, Mode, Trap};
 use crate::debug::{dr6_of, dr7_of};
+use crate::exceptions::{Event, NMI};
 use crate::fpu::image::{FXSAVE_BYTES, FxLayout};
 use crate::segments::{CS, DS, DescTable, ES, FS, GS, SS, Segment, attr};
 
@@ -59,6 +60,29 @@ fn load_table(t: &DescriptorTable) -> DescTable {
     }
 }
 
+/// An event whose delivery had begun when the state was loaded, as it is saved again: the exception, the
+/// interrupt, whether it is an NMI.
+fn save_injected(
+    event: Option<Event>,
+) -> (Option<PendingException>, Option<PendingInterrupt>, bool) {
+    match event {
+        None => (None, None, false),
+        Some(Event::Exception(e)) => {
+            let exception = PendingException {
+                vector: e.vector,
+                error_code: e.error,
+                injected: true,
+            };
+            (Some(exception), None, false)
+        }
+        Some(Event::External(NMI)) => (None, None, true),
+        Some(Event::External(vector) | Event::Soft(vector)) => {
+            let soft = matches!(event, Some(Event::Soft(_)));
+            (None, Some(PendingInterrupt { vector, soft }), false)
+        }
+    }
+}
+
 /// Reads everything.
 pub(super) fn save(cpu: &mut Cpu, msrs: &MsrList) -> X86VcpuState {
     let mut general = GeneralRegisters {
@@ -105,6 +129,7 @@ pub(super) fn save(cpu: &mut Cpu, msrs: &MsrList) -> X86VcpuState {
             bytes: image[XSAVE_X87_BYTES..XSAVE_X87_BYTES + XSAVE_SSE_BYTES].to_vec(),
         },
     ];
+    let (exception, interrupt, nmi_injected) = save_injected(cpu.injected);
     let msrs = msrs
         .numbers()
         .iter()
@@ -115,7 +140,7 @@ pub(super) fn save(cpu: &mut Cpu, msrs: &MsrList) -> X86VcpuState {
     X86VcpuState {
         general,
         system,
-        xcr0: 0,
+        xcr0: cpu.xcr0,
         xsave,
         msrs,
         lapic,
@@ -125,14 +150,16 @@ pub(super) fn save(cpu: &mut Cpu, msrs: &MsrList) -> X86VcpuState {
             dr7: cpu.dr[7],
         },
         events: PendingEvents {
+            exception,
+            interrupt,
             shadow: InterruptShadow {
                 sti: cpu.shadow && !cpu.debug.is_held(),
                 mov_ss: cpu.debug.is_held(),
             },
+            nmi_injected,
             nmi_pending: cpu.nmi_pending,
             nmi_masked: cpu.nmi_masked,
             sipi_vector: cpu.sipi_vector,
-            ..PendingEvents::default()
         },
         mp_state: cpu.mp_state,
     }
@@ -208,6 +235,7 @@ pub(super) fn load(cpu: &mut Cpu, s: &X86VcpuState) -> Result<(), HypervisorErro
     cpu.idtr = load_table(&sys.idt);
     (cpu.cr0, cpu.cr2, cpu.cr3, cpu.cr4) = (sys.cr0 & cr0::ALL, sys.cr2, sys.cr3, sys.cr4);
     cpu.efer = sys.efer;
+    cpu.xcr0 = s.xcr0;
     cpu.cpl = if cpu.protected() { sys.ss.dpl() } else { 0 };
     cpu.fp
         .fxrstor(&image, FxLayout::FULL)
@@ -243,22 +271,26 @@ fn load_events(cpu: &mut Cpu, s: &X86VcpuState) -> Result<(), HypervisorError> {
     let e = &s.events;
     cpu.shadow = e.shadow.sti || e.shadow.mov_ss;
     cpu.debug.hold(e.shadow.mov_ss);
-    cpu.nmi_pending = e.nmi_pending || e.nmi_injected;
-    cpu.nmi_masked = e.nmi_masked && !e.nmi_injected;
+    cpu.nmi_pending = e.nmi_pending;
+    cpu.nmi_masked = e.nmi_masked || e.nmi_injected;
     cpu.sipi_vector = e.sipi_vector;
-    cpu.injected = e.exception.map(|x| {
-        crate::exceptions::Event::Exception(crate::cpu::Exception {
+    let exception = e.exception.map(|x| {
+        Event::Exception(crate::cpu::Exception {
             vector: x.vector & 31,
             error: x.error_code,
         })
     });
-    if let Some(i) = e.interrupt {
-        if i.soft {
+    let interrupt = match e.interrupt {
+        Some(i) if i.soft => {
             return Err(wrong("a software interrupt in the middle of its delivery"));
         }
-        cpu.injected = cpu
-            .injected
-            .or(Some(crate::exceptions::Event::External(i.vector)));
+        other => other.map(|i| Event::External(i.vector)),
+    };
+    let nmi = e.nmi_injected.then_some(Event::External(NMI));
+    let mut begun = [exception, nmi, interrupt].into_iter().flatten();
+    cpu.injected = begun.next();
+    if begun.next().is_some() {
+        return Err(wrong("more than one event in the middle of its delivery"));
     }
     Ok(())
 }

@@ -165,6 +165,8 @@ pub(crate) struct Cpu {
     pub(crate) cr3: u64,
     pub(crate) cr4: u64,
     pub(crate) efer: u64,
+    /// Kept for those who have XSAVE, which this processor has not.
+    pub(crate) xcr0: u64,
     pub(crate) dr: [u64; 8],
     pub(crate) debug: crate::debug::Debug,
     pub(crate) msr: Msrs,
@@ -370,6 +372,7 @@ impl Cpu {
             cr3: 0,
             cr4: 0,
             efer: 0,
+            xcr0: 0,
             dr: [0; 8],
             debug: crate::debug::Debug::default(),
             msr: Msrs::reset(index == 0),

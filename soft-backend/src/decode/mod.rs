@@ -58,6 +58,8 @@ impl Choice {
 /// What a table works on: the instruction and the operation in the making.
 pub(crate) struct Build<'a> {
     pub(crate) ins: &'a Instruction,
+    /// The instruction's bytes, and perhaps more.
+    pub(crate) bytes: &'a [u8],
     pub(crate) mode: Mode,
     pub(crate) op: Op,
 }
@@ -101,6 +103,7 @@ pub(crate) fn decode(bytes: &[u8], mode: Mode, off: u16) -> Result<Decoded, Deco
     }
     let mut b = Build {
         ins: &ins,
+        bytes,
         mode,
         op,
     };

@@ -43,7 +43,16 @@ fn x87(b: &mut Build<'_>) -> Option<Choice> {
         b.mem();
     }
     b.op.dst = st_index(b.ins);
+    b.op.imm = fop(b.bytes).into();
     Some(Choice::next(float::run))
+}
+
+/// What FOP says of an x87 instruction: three bits of its opcode, then ModRM. No prefix looks like one of its
+/// opcodes.
+fn fop(bytes: &[u8]) -> u16 {
+    let mut from_opcode = bytes.iter().skip_while(|b| !(0xd8..=0xdf).contains(*b));
+    let mut next = || u16::from(from_opcode.next().copied().unwrap_or(0));
+    (next() & 7) << 8 | next()
 }
 
 fn vector(b: &mut Build<'_>) -> Option<Choice> {

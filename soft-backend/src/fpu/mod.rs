@@ -15,8 +15,8 @@
 //!    result. A function that produces a value for memory and also changes state (`FSTP` pops) is
 //!    called only once the write is known to succeed: translate for writing first, or keep a clone
 //!    of [`FpState::x87`] and put it back if the write faults.
-//! 4. For an x87 instruction that is not `control` it may record the last-instruction pointers with
-//!    [`FpState::set_last_instruction`] before the call.
+//! 4. For an x87 instruction that is not `control` it records the last-instruction pointers with
+//!    [`FpState::set_last_instruction`] after the call.
 //! 5. `Err(`[`crate::simd::SimdFault`]`)` is #XM (or #UD if CR4.OSXMMEXCPT is clear). No destination has been
 //!    written; the MXCSR flags have.
 //!
@@ -149,13 +149,16 @@ impl FpState {
         self.x87.fsw & x87::ES != 0
     }
 
-    /// Records the pointers of a non-control x87 instruction.
+    /// Records the pointers of a non-control x87 instruction that was executed, and its opcode if it has left
+    /// an unmasked exception: current processors keep that of no other (Intel SDM volume 1, 8.1.9.1).
     ///
     /// `fop` is the low three bits of the first opcode byte followed by the ModRM byte; `data` is
     /// `None` without a memory operand.
     #[inline]
     pub fn set_last_instruction(&mut self, fop: u16, rip: u64, data: Option<u64>) {
-        self.x87.fop = fop & 0x7ff;
+        if self.x87_pending() {
+            self.x87.fop = fop & 0x7ff;
+        }
         self.x87.fip = rip;
         if let Some(address) = data {
             self.x87.fdp = address;

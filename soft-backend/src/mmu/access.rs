@@ -5,7 +5,9 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::{Access, tlb::Tlb, walk::Who};
+use super::Access;
+use super::tlb::Tlb;
+use super::walk::{Leaf, Who};
 use crate::cpu::{Cpu, IoRequest, R, Trap, Trapped};
 use crate::int::Int;
 use crate::mem::{PAGE, raw::HostPtr};
@@ -17,6 +19,16 @@ const PAGE_MASK: u64 = !(PAGE - 1);
 pub(crate) enum Place {
     Ram(HostPtr),
     Device(u64),
+}
+
+/// What an access of so many bytes is aligned to where alignment is checked (Intel SDM volume 3, table 6-7);
+/// structures are accessed in pieces.
+fn alignment(bytes: u64) -> u64 {
+    match bytes {
+        2 | 4 | 8 => bytes,
+        10 | 16 => 8,
+        _ => 1,
+    }
 }
 
 impl Cpu {
@@ -138,7 +150,7 @@ impl Cpu {
         }
         if !several {
             self.watch(va, len, kind)?;
-        } else if self.debug.watches_page(va, kind) {
+        } else if self.debug.watches_page(va, kind) || Self::wants_alignment(self.tlb_tag) {
             return Ok(None);
         }
         let place = if !several && kind == Access::Write {
@@ -146,6 +158,9 @@ impl Cpu {
         } else {
             self.place(va, kind, self.tlb_tag)?
         };
+        if !several {
+            self.check_alignment(va, len, self.tlb_tag)?;
+        }
         match place {
             Place::Ram(p) => Ok(Some(p)),
             Place::Device(_) => Ok(None),
@@ -169,6 +184,15 @@ impl Cpu {
         e.write != (va & PAGE_MASK | self.tlb_tag)
     }
 
+    /// #AC for an access of `bytes` that has to be aligned and is not. Page faults come first.
+    #[inline]
+    fn check_alignment(&mut self, va: u64, bytes: u64, tag: u64) -> R<()> {
+        if Self::wants_alignment(tag) && va & (alignment(bytes) - 1) != 0 {
+            return Err(self.raise(17, Some(0)));
+        }
+        Ok(())
+    }
+
     /// Faults as a write of `len` bytes would, without writing.
     pub(crate) fn probe_write(&mut self, va: u64, len: u64) -> R<()> {
         self.watch_probe(va, len)?;
@@ -176,7 +200,7 @@ impl Cpu {
         if (va & (PAGE - 1)) + len > PAGE {
             self.place(va.wrapping_add(len - 1), Access::Write, self.tlb_tag)?;
         }
-        Ok(())
+        self.check_alignment(va, len, self.tlb_tag)
     }
 
     /// Reads `out.len()` bytes at the current privilege, page by page.
@@ -200,7 +224,7 @@ impl Cpu {
     pub(crate) fn fetch_page(&mut self, va: u64) -> R<u64> {
         let who = self.who(self.tlb_tag);
         match self.walk(va, Access::Exec, who) {
-            Ok(pa) => Ok(pa),
+            Ok(leaf) => Ok(leaf.gpa),
             Err(code) => Err(self.page_fault(va, code)),
         }
     }
@@ -233,8 +257,8 @@ impl Cpu {
             return Err(self.gp(0));
         }
         let who = self.who(tag);
-        let pa = match self.walk(va, kind, who) {
-            Ok(pa) => pa,
+        let Leaf { gpa: pa, shift } = match self.walk(va, kind, who) {
+            Ok(leaf) => leaf,
             Err(code) => return Err(self.page_fault(va, code)),
         };
         let Some(page) = self.ram.page(pa) else {
@@ -252,8 +276,8 @@ impl Cpu {
             }
             self.ram.mark_dirty(pa);
         }
-        if !self.debug.watches_page(va, kind) {
-            self.tlb.insert(va, tag, kind, page);
+        if !self.debug.watches_page(va, kind) && !Self::wants_alignment(tag) {
+            self.tlb.insert(va, shift, tag, kind, page);
         }
         Ok(Place::Ram(page.add((pa & (PAGE - 1)) as usize)))
     }
@@ -263,11 +287,17 @@ impl Cpu {
     fn read_slow<T: Int>(&mut self, va: u64, tag: u64) -> R<T> {
         self.watch(va, T::BYTES, Access::Read)?;
         if (va & (PAGE - 1)) + T::BYTES <= PAGE {
-            return match self.place(va, Access::Read, tag)? {
+            let place = self.place(va, Access::Read, tag)?;
+            self.check_alignment(va, T::BYTES, tag)?;
+            return match place {
                 Place::Ram(p) => Ok(p.load()),
                 Place::Device(gpa) => self.device_read(gpa, T::BYTES as u8).map(T::cut),
             };
         }
+        self.place(va, Access::Read, tag)?;
+        let second = (va | (PAGE - 1)).wrapping_add(1);
+        self.place(second, Access::Read, tag)?;
+        self.check_alignment(va, T::BYTES, tag)?;
         let mut v = 0;
         for i in 0..T::BYTES {
             let b = match self.place(va.wrapping_add(i), Access::Read, tag)? {
@@ -284,7 +314,9 @@ impl Cpu {
     fn write_slow<T: Int>(&mut self, va: u64, v: T, tag: u64) -> R<()> {
         self.watch(va, T::BYTES, Access::Write)?;
         if (va & (PAGE - 1)) + T::BYTES <= PAGE {
-            return match self.place_sized(va, T::BYTES, tag)? {
+            let place = self.place_sized(va, T::BYTES, tag)?;
+            self.check_alignment(va, T::BYTES, tag)?;
+            return match place {
                 Place::Ram(p) => {
                     p.store(v);
                     Ok(())
@@ -296,6 +328,7 @@ impl Cpu {
         let first = PAGE - (va & (PAGE - 1));
         self.place_sized(va, first, tag)?;
         self.place_sized(va.wrapping_add(first), T::BYTES - first, tag)?;
+        self.check_alignment(va, T::BYTES, tag)?;
         for i in 0..T::BYTES {
             let b = (v.u64() >> (8 * i)) as u8;
             match self.place(va.wrapping_add(i), Access::Write, tag)? {

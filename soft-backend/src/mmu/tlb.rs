@@ -5,6 +5,7 @@
 //! made. A write tag is present only if the page's dirty bit, the tracker's dirty mark and the code
 //! map have been seen to.
 
+use super::walk::{LARGE_SHIFTS, SMALL_SHIFT};
 use crate::cpu::state::{cr0, cr4};
 use crate::cpu::{Cpu, flags};
 use crate::mem::{PAGE, RamMap, raw::HostPtr};
@@ -16,6 +17,9 @@ const NONE: u64 = u64::MAX;
 /// Privilege bits of a tag.
 const TAG_USER: u64 = 1;
 const TAG_AC: u64 = 2;
+/// Both: user code whose accesses have to be aligned. No entry has it, so that each of them takes the slow
+/// way.
+const TAG_ALIGN: u64 = TAG_USER | TAG_AC;
 /// Epochs run from 0 to this, then the table is cleared.
 const LAST_EPOCH: u64 = 1022;
 /// Low bits of the code context that hold mode and privilege.
@@ -30,9 +34,35 @@ pub(crate) struct Entry {
     pub(crate) addend: usize,
 }
 
+/// Of which large pages the table may hold parts: a set of hashes, emptied by a flush. It lets INVLPG
+/// tell the address of a 4 KiB page, which is one entry, from one whose page fills many.
+#[derive(Default)]
+struct LargePages([u64; Self::WORDS]);
+
+impl LargePages {
+    const WORDS: usize = 32;
+
+    fn place(va: u64, shift: u32) -> (usize, u64) {
+        let page = (va >> shift) << 6 | u64::from(shift);
+        let hash = page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        ((hash >> 6) as usize % Self::WORDS, 1 << (hash & 63))
+    }
+
+    fn add(&mut self, va: u64, shift: u32) {
+        let (word, bit) = Self::place(va, shift);
+        self.0[word] |= bit;
+    }
+
+    fn may_hold(&self, va: u64, shift: u32) -> bool {
+        let (word, bit) = Self::place(va, shift);
+        self.0[word] & bit != 0
+    }
+}
+
 /// The table.
 pub(crate) struct Tlb {
     pub(crate) entries: [Entry; ENTRIES],
+    large: LargePages,
     epoch: u64,
     /// Counts changes that make block links invalid.
     context_epoch: u64,
@@ -49,6 +79,7 @@ impl Tlb {
         };
         Box::new(Tlb {
             entries: [none; ENTRIES],
+            large: LargePages::default(),
             epoch: 0,
             context_epoch: context_base,
         })
@@ -68,8 +99,19 @@ impl Tlb {
         });
     }
 
-    /// Adds one kind of access for a page; other kinds stay if they are of the same page and tag.
-    pub(crate) fn insert(&mut self, va: u64, tag: u64, kind: super::Access, page: HostPtr) {
+    /// Adds one kind of access for 4 KiB of a page of 2^`shift` bytes; other kinds stay if they are of the
+    /// same page and tag.
+    pub(crate) fn insert(
+        &mut self,
+        va: u64,
+        shift: u32,
+        tag: u64,
+        kind: super::Access,
+        page: HostPtr,
+    ) {
+        if shift != SMALL_SHIFT {
+            self.large.add(va, shift);
+        }
         let base = va & !(PAGE - 1);
         let full = base | tag;
         let addend = page.addr().wrapping_sub(base as usize);
@@ -97,9 +139,30 @@ impl Tlb {
         }
     }
 
-    /// Forgets a page under every privilege.
+    /// Forgets the page of an address, whatever its size, under every privilege.
     pub(crate) fn forget(&mut self, va: u64) {
-        self.entries[Self::slot(va)] = Entry {
+        self.forget_entry(Self::slot(va));
+        for shift in LARGE_SHIFTS {
+            if self.large.may_hold(va, shift) {
+                self.forget_range(va, shift);
+            }
+        }
+    }
+
+    /// Forgets the 2^`shift` aligned bytes around an address.
+    #[cold]
+    fn forget_range(&mut self, va: u64, shift: u32) {
+        for slot in 0..ENTRIES {
+            let e = &self.entries[slot];
+            let here = |tag: u64| tag != NONE && (tag ^ va) >> shift == 0;
+            if here(e.read) || here(e.write) || here(e.exec) {
+                self.forget_entry(slot);
+            }
+        }
+    }
+
+    fn forget_entry(&mut self, slot: usize) {
+        self.entries[slot] = Entry {
             read: NONE,
             write: NONE,
             exec: NONE,
@@ -152,8 +215,12 @@ impl Cpu {
     /// Recomputes the TLB tag and the code context after a change of privilege, AC or mode.
     pub(crate) fn update_context(&mut self) {
         let user = self.cpl == 3;
-        let ac = !user && self.flag(flags::AC) && self.cr4 & cr4::SMAP != 0;
-        let low = if user { TAG_USER } else { 0 } | if ac { TAG_AC } else { 0 };
+        let low = match (user, self.flag(flags::AC)) {
+            (true, true) if self.cr0 & cr0::AM != 0 => TAG_ALIGN,
+            (true, _) => TAG_USER,
+            (false, true) if self.cr4 & cr4::SMAP != 0 => TAG_AC,
+            (false, _) => 0,
+        };
         self.tlb_tag = self.tlb.epoch << 2 | low;
         self.code_context = self.tlb.context_epoch << CONTEXT_MODE_BITS
             | (self.mode as u64) << 2
@@ -166,6 +233,12 @@ impl Cpu {
         self.tlb.epoch << 2
     }
 
+    /// Whether accesses under a tag have to be aligned.
+    #[inline(always)]
+    pub(super) fn wants_alignment(tag: u64) -> bool {
+        tag & TAG_ALIGN == TAG_ALIGN
+    }
+
     /// Drops every translation, global ones too (allowed: a TLB may lose entries at any time).
     pub(crate) fn flush_tlb(&mut self) {
         self.tlb.epoch += 1;
@@ -173,10 +246,11 @@ impl Cpu {
             self.tlb.epoch = 0;
             self.tlb.clear();
         }
+        self.tlb.large = LargePages::default();
         self.forget_links();
     }
 
-    /// Drops one page's translation.
+    /// Drops the translation of the page of an address, which may be a large one.
     pub(crate) fn flush_page(&mut self, va: u64) {
         self.tlb.forget(va);
         self.forget_links();

@@ -30,6 +30,20 @@ pub(crate) struct Who {
     pub(crate) ac: bool,
 }
 
+/// Where a walk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Leaf {
+    /// The guest physical address.
+    pub(crate) gpa: u64,
+    /// Binary logarithm of the page's size: one of [`SMALL_SHIFT`] and [`LARGE_SHIFTS`].
+    pub(crate) shift: u32,
+}
+
+/// [`Leaf::shift`] of a 4 KiB page.
+pub(crate) const SMALL_SHIFT: u32 = 12;
+/// [`Leaf::shift`] of the larger pages: 2 MiB, 4 MiB (32-bit tables), 1 GiB.
+pub(crate) const LARGE_SHIFTS: [u32; 3] = [21, 22, 30];
+
 /// One paging structure format.
 struct Format {
     levels: u32,
@@ -93,11 +107,13 @@ impl Cpu {
         }
     }
 
-    /// Translates `va`; the error is a page-fault error code. Sets A, and D for a write. The
-    /// second value says whether stores may go on without another walk.
-    pub(crate) fn walk(&self, va: u64, kind: Access, who: Who) -> Result<u64, u32> {
+    /// Translates `va`; the error is a page-fault error code. Sets A, and D for a write.
+    pub(crate) fn walk(&self, va: u64, kind: Access, who: Who) -> Result<Leaf, u32> {
         if !self.paging() {
-            return Ok(va & 0xffff_ffff);
+            return Ok(Leaf {
+                gpa: va & 0xffff_ffff,
+                shift: SMALL_SHIFT,
+            });
         }
         let base_err = self.base_error(kind, who);
         let f = self.format();
@@ -134,7 +150,10 @@ impl Cpu {
                 if e & want != want {
                     self.set_entry_bits(at, gpa, e, want, f.wide);
                 }
-                return Ok(Self::leaf_address(e, va, shift, f.wide));
+                return Ok(Leaf {
+                    gpa: Self::leaf_address(e, va, shift, f.wide),
+                    shift,
+                });
             }
             if !pdpte && e & A == 0 {
                 self.set_entry_bits(at, gpa, e, A, f.wide);

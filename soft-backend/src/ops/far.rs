@@ -1,6 +1,6 @@
 //! Far jumps, calls and returns, IRET, SYSCALL, SYSRET, SYSENTER, SYSEXIT.
 
-use crate::cpu::flags::{IF, NT, RF, VM};
+use crate::cpu::flags::{IF, NT, RF, TF, VM};
 use crate::cpu::state::{RSP, canonical, efer};
 use crate::cpu::{Cpu, Flow, Mode, R, Step};
 use crate::decode::op::Op;
@@ -287,8 +287,15 @@ pub(crate) fn syscall(cpu: &mut Cpu, op: &Op) -> Step {
     cpu.rip = if wide { cpu.msr.lstar } else { cpu.msr.cstar };
     cpu.seg[SS] = flat(selector.wrapping_add(8), false, false, 0);
     cpu.set_cs(flat(selector, true, true, 0), 0);
-    cpu.set_rflags(flags & !cpu.msr.sfmask);
+    load_flags(cpu, flags & !cpu.msr.sfmask);
     Ok(Flow::Jump)
+}
+
+/// The end of SYSCALL and SYSRET.
+fn load_flags(cpu: &mut Cpu, flags: u64) {
+    let stepped = cpu.flag(TF);
+    cpu.set_rflags(flags);
+    cpu.step_by_loaded_flag(stepped);
 }
 
 /// SYSRET; `T` is u64 with REX.W.
@@ -312,7 +319,7 @@ pub(crate) fn sysret<T: Int>(cpu: &mut Cpu, _: &Op) -> Step {
     cpu.seg[SS] = flat(base.wrapping_add(8), false, false, 3);
     cpu.rip = target;
     cpu.set_cs(flat(selector, true, long, 3), 3);
-    cpu.set_rflags(flags & !(RF | VM));
+    load_flags(cpu, flags & !(RF | VM));
     Ok(Flow::Check)
 }
 

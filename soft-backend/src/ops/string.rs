@@ -8,6 +8,7 @@ use crate::cpu::{Cpu, Flow, IoRequest, R, Step};
 use crate::decode::op::{MEM_32, MEM_LIMIT, MEM_SEG, MEM_SIZE, Op};
 use crate::int::Int;
 use crate::mem::PAGE;
+use crate::mem::raw::HostPtr;
 use crate::mmu::Access;
 use crate::segments::ES;
 
@@ -140,6 +141,13 @@ fn run_ok(walk: &Walk) -> bool {
     walk.mask == u64::MAX && !walk.check && walk.step < PAGE
 }
 
+/// Whether a forward copy, element by element, reads what it has written. Told by where the memory is:
+/// different linear addresses may be the same page.
+fn spreads(src: HostPtr, dst: HostPtr, bytes: u64) -> bool {
+    let ahead = dst.addr().wrapping_sub(src.addr()) as u64;
+    ahead != 0 && ahead < bytes
+}
+
 pub(crate) fn movs<T: Int, const REP: u8>(cpu: &mut Cpu, op: &Op) -> Step {
     let walk = Walk::new::<T>(cpu, op);
     repeat::<REP>(cpu, op, &walk, |cpu, w, left| {
@@ -147,18 +155,17 @@ pub(crate) fn movs<T: Int, const REP: u8>(cpu: &mut Cpu, op: &Op) -> Step {
         let to = w.dest::<T>(cpu, true)?;
         if REP != ONCE && run_ok(w) {
             let n = in_page::<T>(to, in_page::<T>(from, left));
-            let ahead = to.wrapping_sub(from);
-            if n > 1 && (ahead == 0 || ahead >= n * T::BYTES) {
-                let bytes = n * T::BYTES;
-                if let Some(src) = cpu.run_for(from, bytes, Access::Read)?
-                    && let Some(dst) = cpu.run_for(to, bytes, Access::Write)?
-                    && !cpu.beside_code(to)
-                {
-                    src.copy_to(dst, bytes as usize);
-                    w.advance(cpu, RSI, n);
-                    w.advance(cpu, RDI, n);
-                    return Ok((n, false));
-                }
+            let bytes = n * T::BYTES;
+            if n > 1
+                && let Some(src) = cpu.run_for(from, bytes, Access::Read)?
+                && let Some(dst) = cpu.run_for(to, bytes, Access::Write)?
+                && !cpu.beside_code(to)
+                && !spreads(src, dst, bytes)
+            {
+                src.copy_to(dst, bytes as usize);
+                w.advance(cpu, RSI, n);
+                w.advance(cpu, RDI, n);
+                return Ok((n, false));
             }
         }
         let v = cpu.read::<T>(from)?;

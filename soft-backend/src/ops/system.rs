@@ -282,7 +282,7 @@ pub(crate) fn invlpg(cpu: &mut Cpu, op: &Op) -> Step {
         base
     };
     let at = base.wrapping_add(cpu.offset(op));
-    cpu.flush_page(at);
+    cpu.flush_page(if cpu.code64() { at } else { at & 0xffff_ffff });
     done(cpu, op)
 }
 

@@ -1,8 +1,10 @@
 //! Tests of the whole CPU: instruction by instruction against the host's, and small guests.
 
+mod alignment;
 mod breakpoints;
 mod code_cache;
 mod fences;
+mod flushes;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod host;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -11,3 +13,5 @@ mod paging;
 mod rig;
 mod small_guests;
 mod stack_fault;
+mod stepping;
+mod x87_pointers;

@@ -149,3 +149,28 @@ fn invlpg_makes_a_changed_entry_count() {
     assert_eq!(r.run(), Stop::Halted);
     assert_eq!((r.cpu.regs[0], r.cpu.regs[7]), (1, 2));
 }
+
+#[test]
+fn rep_movs_between_two_mappings_of_a_page_goes_element_by_element() {
+    for (element, opcode) in [(1, &[0xf3, 0xa4][..]), (8, &[0xf3, 0x48, 0xa5])] {
+        let mut r = Rig::long(CODE);
+        let entry = fine_pages(&r);
+        r.put64(entry(1), FINE | 7);
+        r.code(CODE, &[opcode, &[0xf4]].concat());
+        for i in 0..32 {
+            r.put64(FINE + 8 * i, 0x0807_0605_0403_0201 + i);
+        }
+        // The destination lies one element ahead of the source, by its other address: the first
+        // element spreads.
+        let first = r.get64(FINE);
+        (r.cpu.regs[6], r.cpu.regs[7]) = (FINE, FINE + 4096 + element);
+        r.cpu.regs[1] = 128 / element;
+        assert_eq!(r.run(), Stop::Halted);
+        let spread = if element == 1 {
+            0x0101_0101_0101_0101
+        } else {
+            first
+        };
+        assert!((0..16).all(|i| r.get64(FINE + 8 * i) == spread));
+    }
+}
