@@ -10,10 +10,10 @@ use crate::pack::pack_path;
 use crate::pack::reader::{EntryError, Pack};
 use crate::pack::sink::{PackLimits, PackSink};
 use crate::packset::PackSet;
-use crate::session::random_name;
 use crate::store::Store;
 use crate::sweep::RecordChunks;
 use crate::{ChunkId, DEFAULT_PACK_BYTES, DEFAULT_PACK_CHUNKS, MAX_CHUNK_BYTES, PackId};
+use durable_files::random_name;
 
 /// Most findings that one check lists; the rest is counted.
 pub const MAX_FINDINGS: usize = 10_000;

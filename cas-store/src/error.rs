@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use durable_files::FileError;
+
 use crate::{ChunkId, Codec, PackId};
 
 /// A pack file that is not one: damaged, cut short, of a later version or hostile.
@@ -227,6 +229,16 @@ pub enum StoreError {
         /// The limit.
         limit_bytes: u64,
     },
+}
+
+impl From<FileError> for StoreError {
+    fn from(error: FileError) -> Self {
+        Self::Io {
+            action: error.operation,
+            path: error.path,
+            source: error.source,
+        }
+    }
 }
 
 impl StoreError {

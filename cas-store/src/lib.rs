@@ -13,7 +13,7 @@
 //! - [`PackSet::pin_into`] and [`Capture::adopt`] bring packs from one directory to another by hard link, or by a verified
 //!   copy. A pack without links outside, without a point that needs it and without a running session is removed by
 //!   [`Store::sweep`].
-//! - [`StoreBackend`] is the seam to the file system. The feature `testing` has one in memory, one that fails and one
+//! - [`FileBackend`] is the seam to the file system, from the crate `durable-files`. The feature `testing` has one in memory, one that fails and one
 //!   that crashes, for the property tests of users.
 //!
 //! # Errors
@@ -49,7 +49,6 @@
 //! # }
 //! ```
 
-pub mod backend;
 mod capture;
 mod check;
 mod codec;
@@ -66,13 +65,13 @@ mod sweep;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use backend::{OsBackend, StoreBackend};
 pub use capture::{Adopted, Capture, CaptureOptions, CaptureStats, RECENT_PACKS, SealedCapture};
 pub use check::{
     CheckLevel, CheckProgress, CheckReport, Finding, FindingKind, MAX_FINDINGS, RepairReport,
     Severity, repair_packs,
 };
 pub use codec::{Codec, Compression, PreparedChunk};
+pub use durable_files::{BackendFile, FileBackend, FileStat, OsBackend, STAGING_MARK};
 pub use error::{ChunkError, PackError, ReadError, StoreError};
 pub use id::{ChunkId, InvalidId, PackId, PointId, is_zero};
 pub use pack::{PACK_SUFFIX, pack_file_name};
@@ -80,7 +79,6 @@ pub use packset::{ChunkInfo, MAX_PACKS_PER_SET, PackSet};
 pub use place::Pinned;
 pub use points::{Directory, DirectoryState, MAX_META_BYTES, MAX_RECORD_BYTES, PointEntry};
 pub use repack::{RepackOptions, RepackReport};
-pub use session::STAGING_MARK;
 pub use store::{Pin, Store};
 pub use sweep::{RecordChunks, SweepReport};
 

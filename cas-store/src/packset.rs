@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::backend::{OsBackend, StoreBackend};
 use crate::error::{PackError, ReadError, StoreError};
 use crate::pack::layout::Entry;
 use crate::pack::reader::{EntryError, Pack};
 use crate::pack::{pack_path, parse_file_name};
 use crate::{ChunkId, MAX_CHUNK_BYTES, PackId};
+use durable_files::{FileBackend, OsBackend};
 
 use cache::OpenPacks;
 pub(crate) use slot::PackSlot;
@@ -31,7 +31,7 @@ pub const MAX_PACKS_PER_SET: usize = 16_384;
 /// Every chunk is verified against its id as it is read; if one pack's copy is damaged, the others are tried.
 #[derive(Debug)]
 pub struct PackSet {
-    backend: Arc<dyn StoreBackend>,
+    backend: Arc<dyn FileBackend>,
     dirs: Vec<PathBuf>,
     slots: RwLock<Option<Arc<Vec<Arc<PackSlot>>>>>,
     open: OpenPacks,
@@ -67,7 +67,7 @@ impl PackSet {
 
     /// The packs in `dirs` of another backend.
     pub fn with_backend<P: Into<PathBuf>>(
-        backend: Arc<dyn StoreBackend>,
+        backend: Arc<dyn FileBackend>,
         dirs: impl IntoIterator<Item = P>,
     ) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl PackSet {
     }
 
     /// Exactly these pack files; they are not listed again. For packs that are pinned.
-    pub(crate) fn of_files(backend: Arc<dyn StoreBackend>, files: Vec<(PackId, PathBuf)>) -> Self {
+    pub(crate) fn of_files(backend: Arc<dyn FileBackend>, files: Vec<(PackId, PathBuf)>) -> Self {
         let slots = files
             .into_iter()
             .map(|(id, path)| Arc::new(PackSlot::new(id, path)))
@@ -90,7 +90,7 @@ impl PackSet {
         set
     }
 
-    pub(crate) fn backend(&self) -> &Arc<dyn StoreBackend> {
+    pub(crate) fn backend(&self) -> &Arc<dyn FileBackend> {
         &self.backend
     }
 
@@ -426,7 +426,7 @@ pub(crate) fn entry_error(id: &ChunkId, path: &Path, error: EntryError) -> ReadE
 
 /// The packs in a directory, by name; a directory that does not exist holds none.
 pub(crate) fn list_packs(
-    backend: &dyn StoreBackend,
+    backend: &dyn FileBackend,
     dir: &Path,
 ) -> Result<Vec<(PackId, PathBuf)>, ReadError> {
     let names = match backend.list(dir) {

@@ -4,13 +4,13 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::backend::StoreBackend;
 use crate::error::{PackError, ReadError, StoreError};
 use crate::pack::layout::{HEADER_BYTES, header};
 use crate::pack::pack_path;
 use crate::pack::reader::Pack;
 use crate::packset::{PackSet, PackSlot, entry_error};
 use crate::{ChunkId, MAX_CHUNK_BYTES, PackId};
+use durable_files::FileBackend;
 
 /// What [`PackSet::pin_into`] brought into a directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -145,7 +145,7 @@ pub(crate) enum Placed {
 
 /// Gives the sealed pack `from` a name in `target`. The caller syncs the directory.
 pub(crate) fn place_pack(
-    backend: &dyn StoreBackend,
+    backend: &dyn FileBackend,
     from: &Path,
     id: &PackId,
     target: &Path,
@@ -181,7 +181,7 @@ fn copy_instead(error: &io::Error) -> bool {
 /// Removes what a killed process left of copies and repairs in a directory of packs, unless `running` says of a copied
 /// pack that it is on its way.
 pub(crate) fn remove_leftovers(
-    backend: &dyn StoreBackend,
+    backend: &dyn FileBackend,
     dir: &Path,
     running: impl Fn(&PackId) -> bool,
 ) -> Result<(), StoreError> {
@@ -202,13 +202,13 @@ pub(crate) fn remove_leftovers(
 
 /// Copies a pack chunk by chunk, verifying each, so that damage never spreads.
 fn copy_pack(
-    backend: &dyn StoreBackend,
+    backend: &dyn FileBackend,
     from: &Path,
     id: &PackId,
     target: &Path,
     to: &Path,
 ) -> Result<(), StoreError> {
-    let staged = target.join(format!(".{id}-{}.tmp", crate::session::random_name()));
+    let staged = target.join(format!(".{id}-{}.tmp", durable_files::random_name()));
     let result = copy_to(backend, from, id, &staged).and_then(|()| {
         backend
             .rename(&staged, to)
@@ -222,7 +222,7 @@ fn copy_pack(
 }
 
 fn copy_to(
-    backend: &dyn StoreBackend,
+    backend: &dyn FileBackend,
     from: &Path,
     id: &PackId,
     staged: &Path,

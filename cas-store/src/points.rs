@@ -4,9 +4,11 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use durable_files::random_name;
+
 use crate::PointId;
 use crate::error::StoreError;
-use crate::session::{hex, list, random_name, read_small, remove_file, unhex};
+use crate::session::{hex, list, read_small, remove_file, unhex};
 use crate::store::{Inner, Store};
 
 /// Longest record that the store keeps or reads; the same as in the point format.

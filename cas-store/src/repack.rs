@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::backend::FileStat;
 use crate::error::{ReadError, StoreError};
 use crate::pack::pack_path;
 use crate::pack::reader::Pack;
@@ -17,6 +16,7 @@ use crate::{
     ChunkId, DEFAULT_PACK_BYTES, DEFAULT_PACK_CHUNKS, DirectoryState, MAX_CHUNK_BYTES,
     MAX_PACKS_PER_POINT, MAX_RECORD_BYTES, PackId,
 };
+use durable_files::FileStat;
 
 /// Which packs are written again.
 #[derive(Debug, Clone)]

@@ -3,35 +3,21 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::PackId;
-use crate::backend::{LockGuard, LockMode, StoreBackend, StoreFile};
 use crate::error::StoreError;
 use crate::store::Inner;
+use durable_files::{BackendFile, FileBackend, LockGuard, LockMode, STAGING_MARK, random_name};
 
 const LOCK_SUFFIX: &str = ".lock";
 const PIN_SUFFIX: &str = ".pin";
 const OUTSIDE_SUFFIX: &str = ".outside";
 /// A pin file or list of staged directories longer than this is not ours.
 const MAX_LIST_BYTES: u64 = 16 << 20;
-/// Directories that a killed process staged outside the store are removed only if their name has this in it.
-pub const STAGING_MARK: &str = ".staging-";
-
-/// 16 hexadecimal digits that no other session of this host has by any reasonable chance.
-pub(crate) fn random_name() -> String {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    // `RandomState` is keyed from the system's random numbers, once per process.
-    let value =
-        RandomState::new().hash_one((count, std::process::id(), std::time::SystemTime::now()));
-    format!("{value:016x}")
-}
 
 /// One session. Dropping it gives the pins back and removes what is still staged.
 #[derive(Debug)]
@@ -51,13 +37,13 @@ struct Pins {
 
 #[derive(Debug)]
 struct AppendFile {
-    file: Arc<dyn StoreFile>,
+    file: Arc<dyn BackendFile>,
     path: PathBuf,
     len_bytes: u64,
 }
 
 impl AppendFile {
-    fn create(backend: &dyn StoreBackend, path: PathBuf) -> Result<Self, StoreError> {
+    fn create(backend: &dyn FileBackend, path: PathBuf) -> Result<Self, StoreError> {
         let file = backend
             .create_new(&path)
             .map_err(StoreError::io("create", &path))?;
@@ -241,7 +227,7 @@ fn remove_outside(store: &Inner, name: &str) -> Result<(), StoreError> {
         };
         let same = backend
             .stat(&dir)
-            .is_ok_and(|stat| stat.is_dir && (stat.device, stat.inode) == (device, inode));
+            .is_ok_and(|stat| stat.is_dir() && (stat.device, stat.inode) == (device, inode));
         if same && has_staging_name(&dir) {
             backend
                 .remove_tree(&dir)
@@ -271,7 +257,7 @@ fn has_staging_name(dir: &Path) -> bool {
 }
 
 /// The complete lines of a small file; none if it does not exist. A last line cut by a crash is left out.
-fn read_lines(backend: &dyn StoreBackend, path: &Path) -> Result<Vec<String>, StoreError> {
+fn read_lines(backend: &dyn FileBackend, path: &Path) -> Result<Vec<String>, StoreError> {
     let Some(bytes) = read_small(backend, path, MAX_LIST_BYTES)? else {
         return Ok(Vec::new());
     };
@@ -285,7 +271,7 @@ fn read_lines(backend: &dyn StoreBackend, path: &Path) -> Result<Vec<String>, St
 
 /// A whole file of at most `limit` bytes; `None` if it does not exist.
 pub(crate) fn read_small(
-    backend: &dyn StoreBackend,
+    backend: &dyn FileBackend,
     path: &Path,
     limit: u64,
 ) -> Result<Option<Vec<u8>>, StoreError> {
@@ -309,7 +295,7 @@ pub(crate) fn read_small(
 }
 
 /// The UTF-8 names in a directory; the store makes no others.
-pub(crate) fn list(backend: &dyn StoreBackend, dir: &Path) -> Result<Vec<String>, StoreError> {
+pub(crate) fn list(backend: &dyn FileBackend, dir: &Path) -> Result<Vec<String>, StoreError> {
     let names = backend.list(dir).map_err(StoreError::io("list", dir))?;
     Ok(names
         .iter()
@@ -318,7 +304,7 @@ pub(crate) fn list(backend: &dyn StoreBackend, dir: &Path) -> Result<Vec<String>
 }
 
 /// Removes a file that may be gone already.
-pub(crate) fn remove_file(backend: &dyn StoreBackend, path: &Path) -> Result<(), StoreError> {
+pub(crate) fn remove_file(backend: &dyn FileBackend, path: &Path) -> Result<(), StoreError> {
     match backend.remove(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(StoreError::io("remove", path)(error))

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::backend::{LockGuard, LockMode, OsBackend, StoreBackend};
 use crate::capture::{Capture, CaptureOptions};
 use crate::error::StoreError;
 use crate::pack::builder::StagedPack;
@@ -13,6 +12,7 @@ use crate::pack::reader::Pack;
 use crate::packset::{PackSet, list_packs};
 use crate::session::{self, Session};
 use crate::{ChunkId, PackId, Pinned};
+use durable_files::{FileBackend, LockGuard, LockMode, OsBackend, create_durable_dirs};
 
 const PACKS: &str = "packs";
 const POINTS: &str = "points";
@@ -33,7 +33,7 @@ pub struct Store {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    backend: Arc<dyn StoreBackend>,
+    backend: Arc<dyn FileBackend>,
     dir: PathBuf,
     poisoned: AtomicBool,
     packs: PackSet,
@@ -54,22 +54,14 @@ impl Store {
     /// # Errors
     /// As [`Self::open`].
     pub fn open_with(
-        backend: Arc<dyn StoreBackend>,
+        backend: Arc<dyn FileBackend>,
         dir: impl Into<PathBuf>,
     ) -> Result<Self, StoreError> {
         let dir = dir.into();
         let dir = std::path::absolute(&dir).map_err(StoreError::io("find", &dir))?;
-        create_durable(&*backend, &dir)?;
+        create_durable_dirs(&*backend, &dir)?;
         for part in PARTS {
-            let path = dir.join(part);
-            if backend.stat(&path).is_err() {
-                backend
-                    .create_dirs(&path)
-                    .map_err(StoreError::io("create", &path))?;
-                backend
-                    .sync_dir(&dir)
-                    .map_err(StoreError::io("sync", &dir))?;
-            }
+            create_durable_dirs(&*backend, &dir.join(part))?;
         }
         let inner = Inner::new(backend, dir);
         if let Some(_lock) = inner.lock(LockMode::Exclusive, false)? {
@@ -94,12 +86,16 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotAStore`].
     pub fn open_existing_with(
-        backend: Arc<dyn StoreBackend>,
+        backend: Arc<dyn FileBackend>,
         dir: impl Into<PathBuf>,
     ) -> Result<Self, StoreError> {
         let dir = dir.into();
         let dir = std::path::absolute(&dir).map_err(StoreError::io("find", &dir))?;
-        let is_dir = |part: &str| backend.stat(&dir.join(part)).is_ok_and(|stat| stat.is_dir);
+        let is_dir = |part: &str| {
+            backend
+                .stat(&dir.join(part))
+                .is_ok_and(|stat| stat.is_dir())
+        };
         if !PARTS.iter().all(|part| is_dir(part)) {
             return Err(StoreError::NotAStore { path: dir });
         }
@@ -168,23 +164,6 @@ impl Store {
     }
 }
 
-/// Makes a directory and its missing parents, and makes their names durable: a point in a new store is saved only then.
-fn create_durable(backend: &dyn StoreBackend, dir: &Path) -> Result<(), StoreError> {
-    let missing: Vec<&Path> = dir
-        .ancestors()
-        .take_while(|path| backend.stat(path).is_err())
-        .collect();
-    backend
-        .create_dirs(dir)
-        .map_err(StoreError::io("create", dir))?;
-    for parent in missing.iter().rev().filter_map(|path| path.parent()) {
-        backend
-            .sync_dir(parent)
-            .map_err(StoreError::io("sync", parent))?;
-    }
-    Ok(())
-}
-
 /// Packs protected for a reader; see [`Store::pin`].
 #[derive(Debug)]
 pub struct Pin {
@@ -210,7 +189,7 @@ impl Pin {
 }
 
 impl Inner {
-    fn new(backend: Arc<dyn StoreBackend>, dir: PathBuf) -> Self {
+    fn new(backend: Arc<dyn FileBackend>, dir: PathBuf) -> Self {
         let packs = PackSet::with_backend(Arc::clone(&backend), [dir.join(PACKS)]);
         Self {
             backend,
@@ -220,11 +199,11 @@ impl Inner {
         }
     }
 
-    pub(crate) fn backend(&self) -> &dyn StoreBackend {
+    pub(crate) fn backend(&self) -> &dyn FileBackend {
         &*self.backend
     }
 
-    pub(crate) fn shared_backend(&self) -> Arc<dyn StoreBackend> {
+    pub(crate) fn shared_backend(&self) -> Arc<dyn FileBackend> {
         Arc::clone(&self.backend)
     }
 

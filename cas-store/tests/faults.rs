@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cas_store::testing::{FaultBackend, MemoryBackend, Operation, Plan, Survivors};
 use cas_store::{
-    CaptureOptions, CheckLevel, ChunkId, PackSet, PointId, Store, StoreBackend, StoreError,
+    CaptureOptions, CheckLevel, ChunkId, FileBackend, PackSet, PointId, Store, StoreError,
 };
 use common::{chunk, chunks_of, read, record};
 
@@ -27,7 +27,7 @@ fn options() -> CaptureOptions {
 }
 
 /// One capture of a few chunks, some of which exist, that ends in a point and in a checkpoint directory.
-fn save(store: &Store, backend: &dyn StoreBackend, round: u8) -> Result<Vec<ChunkId>, StoreError> {
+fn save(store: &Store, backend: &dyn FileBackend, round: u8) -> Result<Vec<ChunkId>, StoreError> {
     let capture = store.begin_capture(options())?;
     let mut ids = Vec::new();
     for seed in [
@@ -40,13 +40,7 @@ fn save(store: &Store, backend: &dyn StoreBackend, round: u8) -> Result<Vec<Chun
     }
     let sealed = capture.seal()?;
     let dir = format!("/out-{round}/packs");
-    backend
-        .create_dirs(Path::new(&dir))
-        .map_err(|source| StoreError::Io {
-            action: "create",
-            path: (&dir).into(),
-            source,
-        })?;
+    durable_files::create_durable_dirs(backend, Path::new(&dir))?;
     sealed.pin_into(Path::new(&dir), &ids)?;
     store.put_point(&PointId([round; 32]), &record(&ids), "line")?;
     Ok(ids)

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use cas_store::testing::{FaultBackend, MemoryBackend, Operation, Plan, Survivors};
 use cas_store::{
-    CaptureOptions, CheckLevel, ChunkId, Compression, FindingKind, PackId, PackSet, PointId,
-    ReadError, Severity, Store, StoreBackend, StoreError, pack_file_name, repair_packs,
+    CaptureOptions, CheckLevel, ChunkId, Compression, FileBackend, FindingKind, PackId, PackSet,
+    PointId, ReadError, Severity, Store, StoreError, pack_file_name, repair_packs,
 };
 use common::{capture, chunk, chunks_of, open, put, read, record, set};
 
@@ -29,7 +29,7 @@ fn where_links_are_refused_packs_are_copied_and_verified() {
         let session = capture(&store);
         let ids = put(&session, 1..9);
         let sealed = session.seal().unwrap();
-        memory.create_dirs(Path::new("/target")).unwrap();
+        memory.make_dirs(Path::new("/target")).unwrap();
         let pinned = sealed.pin_into(Path::new("/target"), &ids).unwrap();
         assert_eq!(pinned.linked_bytes, 0);
         assert!(pinned.copied_bytes > 3000);
@@ -46,7 +46,7 @@ fn where_links_are_refused_packs_are_copied_and_verified() {
         let after = memory.after_crash(Survivors::OnlySynced);
         assert!(set(&after, "/target").contains(&ids[0]).unwrap());
         // Damage is not copied.
-        memory.create_dirs(Path::new("/second")).unwrap();
+        memory.make_dirs(Path::new("/second")).unwrap();
         memory.damage(&original, |bytes| bytes[100] ^= 1).unwrap();
         let error = sealed.pin_into(Path::new("/second"), &ids).unwrap_err();
         assert!(
@@ -87,7 +87,7 @@ fn check_tells_what_is_damaged_and_how_badly() {
     store
         .put_point(&PointId([1; 32]), &record(&ids), "all")
         .unwrap();
-    memory.create_dirs(Path::new("/good")).unwrap();
+    memory.make_dirs(Path::new("/good")).unwrap();
     sealed.pin_into(Path::new("/good"), &ids).unwrap();
     drop(sealed);
     // The good copies become files of their own.
@@ -201,7 +201,7 @@ fn repair_that_makes_the_same_pack_again_keeps_it() {
     let session = capture(&store);
     let id = put(&session, 1..2)[0];
     let sealed = session.seal().unwrap();
-    memory.create_dirs(Path::new("/x")).unwrap();
+    memory.make_dirs(Path::new("/x")).unwrap();
     let path = pack_in(Path::new("/x"), &sealed.packs()[0]);
     memory
         .create_new(&path)
@@ -256,7 +256,7 @@ fn a_sample_looks_at_some() {
 fn copies_cut_short_by_a_kill_are_removed_but_not_running_ones() {
     let memory = MemoryBackend::new();
     let store = open(&memory);
-    memory.create_dirs(Path::new("/machine")).unwrap();
+    memory.make_dirs(Path::new("/machine")).unwrap();
     let session = capture(&store);
     let ids = put(&session, 1..3);
     let sealed = session.seal().unwrap();
@@ -293,7 +293,7 @@ fn copies_cut_short_by_a_kill_are_removed_but_not_running_ones() {
 fn a_machine_lets_go_of_what_its_head_does_not_need() {
     let memory = MemoryBackend::new();
     let store = open(&memory);
-    memory.create_dirs(Path::new("/machine")).unwrap();
+    memory.make_dirs(Path::new("/machine")).unwrap();
     let mut heads = Vec::new();
     for start in [1, 11] {
         let session = capture(&store);

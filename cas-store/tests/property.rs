@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use cas_store::testing::{MemoryBackend, fuzz};
 use cas_store::{
-    CaptureOptions, CheckLevel, ChunkId, Compression, PackSet, PointId, RepackOptions, Store,
-    StoreBackend,
+    CaptureOptions, CheckLevel, ChunkId, Compression, FileBackend, PackSet, PointId, RepackOptions,
+    Store,
 };
 use common::{chunk, chunks_of, read, record};
 use proptest::prelude::*;
@@ -118,7 +118,7 @@ impl Model {
             Op::RemoveDirectory(choice) => {
                 if let Some(name) = pick(&self.directories, choice) {
                     self.directories.remove(&name);
-                    self.backend.remove_tree(&directory(name)).unwrap();
+                    remove_durably(&self.backend, &directory(name));
                 }
             }
             Op::Sweep => drop(self.store.sweep(&chunks_of, false).unwrap()),
@@ -177,7 +177,7 @@ impl Model {
         let named: BTreeSet<u8> = seeds.iter().copied().collect();
         if publish {
             let dir = directory(name);
-            self.backend.create_dirs(&dir.join("packs")).unwrap();
+            self.backend.make_dirs(&dir.join("packs")).unwrap();
             sealed.pin_into(&dir.join("packs"), &ids).unwrap();
             let file = self.backend.create_new(&dir.join("point.record")).unwrap();
             file.write_all_at(&record(&ids), 0).unwrap();
@@ -209,7 +209,7 @@ impl Model {
         capture.limit_packs(&ids, max).unwrap();
         let sealed = capture.seal().unwrap();
         let target = Path::new("/limited");
-        self.backend.create_dirs(target).unwrap();
+        self.backend.make_dirs(target).unwrap();
         let packs = sealed.pin_into(target, &ids).unwrap().packs;
         // Chunks that are in an old and in the new pack may be taken from either.
         assert!(
@@ -217,7 +217,7 @@ impl Model {
             "{} packs, at most {max}",
             packs.len()
         );
-        self.backend.remove_tree(target).unwrap();
+        remove_durably(&self.backend, target);
     }
 
     fn check(&self) {
@@ -258,6 +258,11 @@ impl Model {
 
 fn open(backend: &MemoryBackend) -> Store {
     Store::open_with(Arc::new(backend.clone()), "/store").unwrap()
+}
+
+fn remove_durably(backend: &MemoryBackend, dir: &Path) {
+    backend.remove_tree(dir).unwrap();
+    backend.sync_dir(dir.parent().unwrap()).unwrap();
 }
 
 fn directory(name: u8) -> PathBuf {

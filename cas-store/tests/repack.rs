@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cas_store::testing::{FaultBackend, MemoryBackend, Operation, Plan, Survivors};
 use cas_store::{
-    CheckLevel, ChunkId, PackSet, PointId, ReadError, RepackOptions, Store, StoreBackend,
+    CheckLevel, ChunkId, FileBackend, PackSet, PointId, ReadError, RepackOptions, Store,
     pack_file_name,
 };
 use common::{capture, chunk, chunks_of, open, put, read, record, set};
@@ -15,8 +15,8 @@ use common::{capture, chunk, chunks_of, open, put, read, record, set};
 /// A checkpoint directory as the engine lays it out.
 fn publish(backend: &MemoryBackend, store: &Store, name: &str, ids: &[ChunkId], from: &PackSet) {
     let dir = PathBuf::from(format!("/{name}.checkpoint"));
-    backend.create_dirs(&dir.join("packs")).unwrap();
-    backend.create_dirs(&dir.join("generations")).unwrap();
+    backend.make_dirs(&dir.join("packs")).unwrap();
+    backend.make_dirs(&dir.join("generations")).unwrap();
     from.pin_into(&dir.join("packs"), ids).unwrap();
     let file = backend.create_new(&dir.join("point.record")).unwrap();
     file.write_all_at(&record(ids), 0).unwrap();
@@ -84,7 +84,7 @@ fn repack_leaves_packs_alone_that_unknown_places_link() {
     let ids = put(&session, 1..101);
     let sealed = session.seal().unwrap();
     publish(&memory, &store, "a", &ids[..3], sealed.chunks());
-    memory.create_dirs(Path::new("/machine")).unwrap();
+    memory.make_dirs(Path::new("/machine")).unwrap();
     sealed.pin_into(Path::new("/machine"), &ids).unwrap();
     drop(sealed);
     let report = store.repack(&chunks_of, &RepackOptions::default()).unwrap();

@@ -15,6 +15,7 @@ const ARROWS: &[(&str, Option<&[&str]>)] = &[
             "soft-backend",
             "hvf-backend",
             "cas-store",
+            "durable-files",
             "cow-disk",
             "snapshot-format",
             "agent-protocol",
@@ -26,7 +27,8 @@ const ARROWS: &[(&str, Option<&[&str]>)] = &[
     // Only for `StateRecord` and its codec.
     ("vmm-core", Some(&["snapshot-format"])),
     ("guest-agent", Some(&["agent-protocol"])),
-    ("cas-store", Some(&[])),
+    ("cas-store", Some(&["durable-files"])),
+    ("durable-files", Some(&[])),
     ("cow-disk", Some(&[])),
     ("snapshot-format", Some(&[])),
     ("agent-protocol", Some(&[])),

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use super::layout::{ENTRY_BYTES, Entry, FOOTER_BYTES, Footer, HEADER_BYTES, header};
 use crate::PackId;
-use crate::backend::{StoreBackend, StoreFile};
 use crate::error::StoreError;
+use durable_files::{BackendFile, FileBackend};
 
 /// A pack that is being written. Room is reserved under the owner's lock; bodies are written outside it.
 #[derive(Debug)]
 pub(crate) struct PackBuilder {
     path: PathBuf,
-    file: Arc<dyn StoreFile>,
+    file: Arc<dyn BackendFile>,
     cursor: u64,
     entries: Vec<Entry>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct StagedPack {
 }
 
 impl PackBuilder {
-    pub(crate) fn create(backend: &dyn StoreBackend, path: &Path) -> Result<Self, StoreError> {
+    pub(crate) fn create(backend: &dyn FileBackend, path: &Path) -> Result<Self, StoreError> {
         let file = backend
             .create_new(path)
             .map_err(StoreError::io("create", path))?;
@@ -47,7 +47,7 @@ impl PackBuilder {
         &self.path
     }
 
-    pub(crate) fn file(&self) -> Arc<dyn StoreFile> {
+    pub(crate) fn file(&self) -> Arc<dyn BackendFile> {
         Arc::clone(&self.file)
     }
 

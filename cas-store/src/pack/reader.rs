@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::layout::{ENTRY_BYTES, Entry, FOOTER_BYTES, Footer, HEADER_BYTES};
-use crate::backend::{StoreBackend, StoreFile};
 use crate::codec::decode_verified;
 use crate::error::{ChunkError, PackError};
 use crate::{ChunkId, PackId};
+use durable_files::{BackendFile, FileBackend};
 
 /// A sorted index as it lies in the file. Entries are decoded only when they are looked at.
 #[derive(Debug)]
@@ -111,13 +111,13 @@ pub(crate) struct Pack {
     pub(crate) index: PackIndex,
     len_bytes: u64,
     /// Closed while many packs are in use; each read then opens it anew.
-    file: Mutex<Option<Arc<dyn StoreFile>>>,
-    reopen: Option<(Arc<dyn StoreBackend>, PathBuf)>,
+    file: Mutex<Option<Arc<dyn BackendFile>>>,
+    reopen: Option<(Arc<dyn FileBackend>, PathBuf)>,
 }
 
 impl Pack {
     /// Reads and checks header, footer and index. `expected` is the id in the file's name.
-    pub(crate) fn open(file: Arc<dyn StoreFile>, expected: &PackId) -> Result<Self, PackError> {
+    pub(crate) fn open(file: Arc<dyn BackendFile>, expected: &PackId) -> Result<Self, PackError> {
         let len_bytes = file.len_bytes().map_err(PackError::Io)?;
         let (footer, index) = read_index(&*file, len_bytes)?;
         if footer.id != *expected {
@@ -138,7 +138,7 @@ impl Pack {
 
     /// The same for a path; [`Self::close_file`] works then.
     pub(crate) fn open_at(
-        backend: &Arc<dyn StoreBackend>,
+        backend: &Arc<dyn FileBackend>,
         path: &Path,
         expected: &PackId,
     ) -> Result<Self, PackError> {
@@ -157,7 +157,7 @@ impl Pack {
         }
     }
 
-    fn file(&self) -> io::Result<Arc<dyn StoreFile>> {
+    fn file(&self) -> io::Result<Arc<dyn BackendFile>> {
         let open = self
             .file
             .lock()
@@ -200,7 +200,7 @@ impl Pack {
     }
 }
 
-fn read_index(file: &dyn StoreFile, len_bytes: u64) -> Result<(Footer, PackIndex), PackError> {
+fn read_index(file: &dyn BackendFile, len_bytes: u64) -> Result<(Footer, PackIndex), PackError> {
     let footer_at = len_bytes
         .checked_sub(FOOTER_BYTES as u64)
         .filter(|at| *at >= HEADER_BYTES as u64)

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::builder::{PackBuilder, StagedPack};
 use super::layout::{Entry, MAX_ENTRIES};
 use crate::ChunkId;
-use crate::backend::StoreBackend;
 use crate::codec::PreparedChunk;
 use crate::error::StoreError;
+use durable_files::FileBackend;
 
 /// When a new pack is begun.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +31,7 @@ impl PackLimits {
 /// Packs being written. Dropped unfinished, it removes its files.
 #[derive(Debug)]
 pub(crate) struct PackSink {
-    backend: Arc<dyn StoreBackend>,
+    backend: Arc<dyn FileBackend>,
     /// Staged files are named `<prefix>-<number>.tmp`.
     dir: PathBuf,
     prefix: String,
@@ -50,7 +50,7 @@ struct SinkState {
 
 impl PackSink {
     pub(crate) fn new(
-        backend: Arc<dyn StoreBackend>,
+        backend: Arc<dyn FileBackend>,
         dir: PathBuf,
         prefix: String,
         limits: PackLimits,

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::PackSlot;
-use crate::backend::StoreBackend;
 use crate::error::ReadError;
 use crate::pack::reader::Pack;
+use durable_files::FileBackend;
 
 /// Most descriptors that one set keeps open; twice what one point may need.
 pub(crate) const MAX_OPEN_FILES: usize = 256;
@@ -31,7 +31,7 @@ struct Open {
 impl OpenPacks {
     pub(super) fn get(
         &self,
-        backend: &Arc<dyn StoreBackend>,
+        backend: &Arc<dyn FileBackend>,
         slot: &Arc<PackSlot>,
     ) -> Result<Arc<Pack>, ReadError> {
         slot.touch(self.clock.fetch_add(1, Ordering::Relaxed));

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::PackId;
-use crate::backend::StoreBackend;
 use crate::error::{PackError, ReadError};
 use crate::pack::reader::Pack;
+use durable_files::FileBackend;
 
 /// A pack file that may be opened.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl PackSlot {
     /// Opens the pack; the flag says whether it was closed before. Damage is remembered, trouble of the system is not.
     pub(super) fn open(
         &self,
-        backend: &Arc<dyn StoreBackend>,
+        backend: &Arc<dyn FileBackend>,
     ) -> Result<(Arc<Pack>, bool), ReadError> {
         let mut state = self.state();
         match &*state {

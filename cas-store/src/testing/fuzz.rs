@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::MemoryBackend;
-use crate::backend::StoreBackend;
 use crate::pack::layout::{FOOTER_BYTES, Footer, HEADER_BYTES};
 use crate::pack::reader::{Pack, PackIndex};
 use crate::{ChunkId, MAX_CHUNK_BYTES, PackId};
+use durable_files::FileBackend;
 
 /// Opens `data` as a pack, looks up and reads every chunk. Digests are mended first, since no fuzzer finds them. Returns
 /// the number of chunks that were read and verified.
@@ -21,8 +21,7 @@ pub fn pack_index(data: &[u8]) -> usize {
     let backend = MemoryBackend::new();
     let path = Path::new("/pack");
     let written = backend
-        .create_dirs(Path::new("/"))
-        .and_then(|()| backend.create_new(path))
+        .create_new(path)
         .and_then(|file| file.write_all_at(&data, 0));
     assert!(written.is_ok(), "the memory backend refused a write");
     let Ok(file) = backend.open(path) else {

@@ -17,9 +17,6 @@
 //! assert!(store.chunks().contains(&id).unwrap());
 //! ```
 
-mod fault;
 pub mod fuzz;
-mod memory;
 
-pub use fault::{FaultBackend, Operation, Plan};
-pub use memory::{MemoryBackend, Survivors};
+pub use durable_files::testing::{FaultBackend, MemoryBackend, Operation, Plan, Survivors};

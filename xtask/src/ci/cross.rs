@@ -19,6 +19,7 @@ use crate::{output, process};
 /// Crates that must compile everywhere.
 const PORTABLE: &[&str] = &[
     "snapshot-format",
+    "durable-files",
     "cas-store",
     "cow-disk",
     "agent-protocol",

@@ -2,11 +2,11 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::backend::{FileStat, LockGuard, LockMode, StoreBackend, StoreFile};
+use crate::backend::{BackendFile, FileBackend, FileStat, LockGuard, LockMode};
 
 /// A kind of operation that can be made to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl Faults {
     }
 }
 
-impl<B: StoreBackend> FaultBackend<B> {
+impl<B: FileBackend> FaultBackend<B> {
     /// Wraps `inner`.
     pub fn new(inner: B, plan: Plan) -> Self {
         Self {
@@ -117,7 +117,7 @@ impl<B: StoreBackend> FaultBackend<B> {
         self.faults.seen.load(Ordering::Relaxed)
     }
 
-    fn wrap(&self, file: Arc<dyn StoreFile>) -> Arc<dyn StoreFile> {
+    fn wrap(&self, file: Arc<dyn BackendFile>) -> Arc<dyn BackendFile> {
         Arc::new(FaultFile {
             inner: file,
             faults: Arc::clone(&self.faults),
@@ -125,19 +125,24 @@ impl<B: StoreBackend> FaultBackend<B> {
     }
 }
 
-impl<B: StoreBackend> StoreBackend for FaultBackend<B> {
-    fn create_dirs(&self, dir: &Path) -> io::Result<()> {
+impl<B: FileBackend> FileBackend for FaultBackend<B> {
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
         self.faults.unless_dead()?;
-        self.inner.create_dirs(dir)
+        self.inner.create_dir(dir)
     }
 
-    fn create_new(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>> {
+    fn create_new(&self, path: &Path) -> io::Result<Arc<dyn BackendFile>> {
         self.faults.before(Operation::Create)?;
         Ok(self.wrap(self.inner.create_new(path)?))
     }
 
-    fn open(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>> {
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn BackendFile>> {
         Ok(self.wrap(self.inner.open(path)?))
+    }
+
+    fn append(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.faults.before(Operation::Write)?;
+        self.inner.append(path, bytes)
     }
 
     fn stat(&self, path: &Path) -> io::Result<FileStat> {
@@ -158,9 +163,19 @@ impl<B: StoreBackend> StoreBackend for FaultBackend<B> {
         self.inner.rename(from, to)
     }
 
+    fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.faults.before(Operation::Rename)?;
+        self.inner.rename_new(from, to)
+    }
+
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.faults.unless_dead()?;
         self.inner.remove(path)
+    }
+
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        self.faults.unless_dead()?;
+        self.inner.remove_dir(dir)
     }
 
     fn remove_tree(&self, dir: &Path) -> io::Result<()> {
@@ -176,15 +191,31 @@ impl<B: StoreBackend> StoreBackend for FaultBackend<B> {
     fn lock(&self, path: &Path, mode: LockMode, wait: bool) -> io::Result<Option<LockGuard>> {
         self.inner.lock(path, mode, wait)
     }
+
+    fn lock_dir(&self, dir: &Path, wait: bool) -> io::Result<Option<LockGuard>> {
+        self.inner.lock_dir(dir, wait)
+    }
+
+    fn resolve(&self, path: &Path) -> io::Result<PathBuf> {
+        self.inner.resolve(path)
+    }
+
+    fn user(&self) -> u32 {
+        self.inner.user()
+    }
 }
 
 #[derive(Debug)]
 struct FaultFile {
-    inner: Arc<dyn StoreFile>,
+    inner: Arc<dyn BackendFile>,
     faults: Arc<Faults>,
 }
 
-impl StoreFile for FaultFile {
+impl BackendFile for FaultFile {
+    fn stat(&self) -> io::Result<FileStat> {
+        self.inner.stat()
+    }
+
     fn len_bytes(&self) -> io::Result<u64> {
         self.inner.len_bytes()
     }
@@ -207,5 +238,9 @@ impl StoreFile for FaultFile {
     fn sync(&self) -> io::Result<()> {
         self.faults.before(Operation::Sync)?;
         self.inner.sync()
+    }
+
+    fn forget_cached(&self) -> io::Result<()> {
+        self.inner.forget_cached()
     }
 }
