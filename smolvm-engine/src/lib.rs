@@ -39,23 +39,19 @@
 //! ```
 
 mod api;
-mod artifact;
 pub mod backend;
 mod channel;
 mod error_chain;
-mod file_error;
 mod home;
-pub mod image;
-pub mod kernel;
 mod machine;
 mod name;
 mod on_threads;
 pub mod phase;
 mod point;
-pub mod progress;
 mod restore;
 mod save;
 mod supervisor;
+mod time;
 mod vmm;
 
 pub use agent_protocol;
@@ -66,16 +62,18 @@ pub use api::{
     MachineInfo, MachineState, PointSource, StartOptions, Started, StopOptions, Stopped, doctor,
     process,
 };
-pub use artifact::time::format_utc;
 pub use channel::ChannelError;
 pub use error_chain::chain;
-pub use file_error::FileError;
+pub use guest_image::{FileError, image, kernel, progress};
 pub use home::{Home, HomeError};
 pub use machine::{
     Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineDirError, MachineOrigin, MachineSpec,
 };
 pub use name::{InvalidName, MAX_NAME_BYTES, MachineName};
 pub use point::PointError;
+pub use time::format_utc;
+
+use guest_image::file_error;
 
 /// The guest agent of this version, a static program: `/init` of a machine's
 /// [initramfs](kernel::Kernel::initramfs).

@@ -44,7 +44,7 @@ impl FromStr for MachineName {
     type Err = InvalidName;
 
     fn from_str(name: &str) -> Result<Self, InvalidName> {
-        if crate::artifact::name::valid_name(name) {
+        if guest_image::valid_name(name) {
             return Ok(Self(name.to_owned()));
         }
         Err(InvalidName {

@@ -17,6 +17,7 @@ const ARROWS: &[(&str, Option<&[&str]>)] = &[
             "cas-store",
             "durable-files",
             "cow-disk",
+            "guest-image",
             "snapshot-format",
             "agent-protocol",
         ]),
@@ -26,6 +27,7 @@ const ARROWS: &[(&str, Option<&[&str]>)] = &[
     ("hvf-backend", Some(&["vmm-core"])),
     // Only for `StateRecord` and its codec.
     ("vmm-core", Some(&["snapshot-format"])),
+    ("guest-image", Some(&["cas-store"])),
     ("guest-agent", Some(&["agent-protocol"])),
     ("cas-store", Some(&["durable-files"])),
     ("durable-files", Some(&[])),

@@ -36,7 +36,6 @@ const ROOMS: &[(&str, &[&str])] = &[
 
 /// What every room may use, and what uses no room.
 const LEAVES: &[&str] = &[
-    "artifact",
     "error_chain",
     "file_error",
     "home",
@@ -46,6 +45,7 @@ const LEAVES: &[&str] = &[
     "on_threads",
     "phase",
     "progress",
+    "time",
 ];
 
 #[test]

@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 
 use crate::api::{Engine, EngineError, MachineInfo};
-use crate::artifact::staging::{PublishError, Staging};
 use crate::file_error::FileError;
 use crate::image::Image;
 use crate::kernel::Kernel;
@@ -15,6 +14,7 @@ use crate::machine::{
 use crate::name::MachineName;
 use crate::phase::Phase;
 use crate::supervisor::unix_now;
+use guest_image::staging::{PublishError, Staging};
 
 /// Smallest guest memory in bytes that a kernel boots in.
 const MIN_MEMORY_BYTES: u64 = 96 << 20;

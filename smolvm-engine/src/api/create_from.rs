@@ -10,7 +10,6 @@ use vmm_core::x86::check_profile;
 
 use super::create::with_hostname;
 use crate::api::{Engine, EngineError, MachineInfo};
-use crate::artifact::staging::Staging;
 use crate::backend;
 use crate::file_error::FileError;
 use crate::machine::{
@@ -21,6 +20,7 @@ use crate::name::MachineName;
 use crate::point::{CheckpointDir, History, PointError, read_point};
 use crate::restore::{BootCache, FoundPoint, check_sound, fill_from_point};
 use crate::supervisor::unix_now;
+use guest_image::staging::Staging;
 
 /// Host and guest may differ by so many parts per million in the rate of their TSCs.
 const TSC_TOLERANCE_PPM: u64 = 250;

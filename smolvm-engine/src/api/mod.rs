@@ -18,12 +18,12 @@ use std::path::{Path, PathBuf};
 
 use self::info::describe;
 use self::process::ProcessModel;
-use crate::artifact::staging;
 use crate::channel::control::Control;
 use crate::file_error::FileError;
 use crate::home::Home;
 use crate::machine::{MachineDir, MachineFile};
 use crate::name::MachineName;
+use guest_image::staging;
 
 pub use self::checkpoint::{Checkpoint, CheckpointOptions, DEFAULT_HISTORY, LogEntry};
 pub use self::control::AgentConnection;

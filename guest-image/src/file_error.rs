@@ -20,7 +20,7 @@ pub struct FileError {
 
 impl FileError {
     /// For `map_err`: `operation` on `path` failed.
-    pub(crate) fn at<E: Into<io::Error>>(
+    pub fn at<E: Into<io::Error>>(
         operation: &'static str,
         path: &Path,
     ) -> impl FnOnce(E) -> Self + use<E> {
@@ -31,6 +31,7 @@ impl FileError {
             source: source.into(),
         }
     }
+
     /// What to do if the file system of the home is full.
     pub(crate) fn full_home_hint(&self) -> Option<String> {
         (self.source.kind() == io::ErrorKind::StorageFull)

@@ -25,8 +25,8 @@
 //! # Example
 //!
 //! ```no_run
-//! use smolvm_engine::kernel::{self, KernelSource};
-//! use smolvm_engine::progress::Silent;
+//! use guest_image::kernel::{self, KernelSource};
+//! use guest_image::progress::Silent;
 //! # fn main() -> Result<(), kernel::KernelError> {
 //! let home = std::path::Path::new("/tmp/home");
 //! let source = KernelSource::detect("linux-image-cloud.deb".as_ref())?;
@@ -54,9 +54,9 @@ pub use error::{ImageFormatError, KernelError};
 pub use fetch::fetch_debian;
 pub use source::KernelSource;
 
+use crate::artifact;
 use crate::artifact::name::valid_name;
 use crate::artifact::staging::{self, PublishError, Staging};
-use crate::artifact::time;
 use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 use cpio::Cpio;
@@ -306,7 +306,7 @@ fn write_files(
             KernelSource::Package(path) | KernelSource::Root(path) => path.display().to_string(),
             KernelSource::Image { image, .. } => image.display().to_string(),
         },
-        created: time::now(),
+        created: artifact::now(),
     };
     // Serialising a struct of strings and numbers cannot fail but for memory.
     let description = serde_json::to_vec_pretty(&info).map_err(std::io::Error::from);

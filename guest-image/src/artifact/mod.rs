@@ -8,5 +8,9 @@
 
 pub(crate) mod decompress;
 pub(crate) mod name;
-pub(crate) mod staging;
-pub(crate) mod time;
+pub mod staging;
+
+/// The present as descriptions of artifacts say it: `2026-09-28T03:01:05Z`.
+pub(crate) fn now() -> String {
+    humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()
+}

@@ -26,8 +26,8 @@
 //! # Example
 //!
 //! ```
-//! use smolvm_engine::image::{self, Image};
-//! use smolvm_engine::progress::Silent;
+//! use guest_image::image::{self, Image};
+//! use guest_image::progress::Silent;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let dir = tempfile::tempdir()?;
 //! # let (home, root) = (dir.path().join("home"), dir.path().join("root"));

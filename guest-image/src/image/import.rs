@@ -13,9 +13,9 @@ use super::ext4::Ext4Image;
 use super::library::{COLLECTION, DESCRIPTION, Image, ImageInfo, MAP, PACKS};
 use super::map::{CHUNK_BYTES, ImageMap};
 use super::{prepare, source};
+use crate::artifact;
 use crate::artifact::name::valid_name;
 use crate::artifact::staging::{PublishError, Staging};
-use crate::artifact::time;
 use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 
@@ -108,7 +108,7 @@ impl<'a> Job<'a> {
         let (map, data_bytes, stored_bytes) = self.store_chunks(&image)?;
         let info = ImageInfo {
             v: 1,
-            created: time::now(),
+            created: artifact::now(),
             source: origin.into(),
             size_bytes: map.size_bytes(),
             data_bytes,

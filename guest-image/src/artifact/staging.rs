@@ -13,7 +13,7 @@ const STAGING_PREFIX: &str = ".staging-";
 
 /// Why a staged directory was not published.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum PublishError {
+pub enum PublishError {
     /// Something of that name is there already.
     #[error("the name is taken")]
     Taken,
@@ -28,7 +28,7 @@ pub(crate) enum PublishError {
 /// leftover of a killed process. Dropped without [`Staging::publish`], it
 /// removes itself.
 #[derive(Debug)]
-pub(crate) struct Staging {
+pub struct Staging {
     collection: PathBuf,
     path: PathBuf,
     /// The open directory carries the lock.
@@ -39,7 +39,7 @@ pub(crate) struct Staging {
 impl Staging {
     /// Makes a staging directory in `collection` (itself made if missing, mode
     /// 0700) and removes leftovers of killed imports.
-    pub(crate) fn create(collection: &Path) -> io::Result<Self> {
+    pub fn create(collection: &Path) -> io::Result<Self> {
         create_private_dir(collection)?;
         let parent = File::open(collection)?;
         // Between making the directory and locking it nobody may sweep.
@@ -60,7 +60,7 @@ impl Staging {
     }
 
     /// The directory to build in.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
@@ -70,7 +70,7 @@ impl Staging {
     /// # Errors
     ///
     /// [`PublishError::Taken`] if the name exists; nothing is ever replaced.
-    pub(crate) fn publish(mut self, name: &str) -> Result<PathBuf, PublishError> {
+    pub fn publish(mut self, name: &str) -> Result<PathBuf, PublishError> {
         self.try_publish(name)
     }
 
@@ -79,7 +79,7 @@ impl Staging {
     /// # Errors
     ///
     /// [`PublishError::Taken`] if the name exists; nothing is ever replaced.
-    pub(crate) fn try_publish(&mut self, name: &str) -> Result<PathBuf, PublishError> {
+    pub fn try_publish(&mut self, name: &str) -> Result<PathBuf, PublishError> {
         sync_tree(&self.path)?;
         let target = self.collection.join(name);
         let cwd = rustix::fs::CWD;
@@ -107,7 +107,7 @@ impl Drop for Staging {
 
 /// Takes `HOME/COLLECTION/NAME` away: the name is gone, durably, before its
 /// contents are. Returns false if there is no such artifact.
-pub(crate) fn remove(collection: &Path, name: &str) -> io::Result<bool> {
+pub fn remove(collection: &Path, name: &str) -> io::Result<bool> {
     match fs::symlink_metadata(collection.join(name)) {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -124,7 +124,7 @@ pub(crate) fn remove(collection: &Path, name: &str) -> io::Result<bool> {
 }
 
 /// The valid names in a collection, sorted; an absent collection is empty.
-pub(crate) fn list(collection: &Path) -> io::Result<Vec<String>> {
+pub fn list(collection: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(collection) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -6,7 +6,7 @@ const MAX_NAME_BYTES: usize = 63;
 /// Whether `name` may name an image or a kernel: 1 to 63 of `a`–`z`, `0`–`9`,
 /// `-`, `_` and `.`, beginning with a letter or a digit. Such a name is always
 /// one plain path component.
-pub(crate) fn valid_name(name: &str) -> bool {
+pub fn valid_name(name: &str) -> bool {
     let bytes = name.as_bytes();
     let lower_alnum = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     (1..=MAX_NAME_BYTES).contains(&bytes.len())

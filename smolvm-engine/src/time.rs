@@ -1,11 +1,6 @@
-//! Times in descriptions of artifacts.
+//! Times as text.
 
 use snapshot_format::WallTime;
-
-/// The present as `2026-09-28T03:01:05Z`.
-pub(crate) fn now() -> String {
-    WallTime::now().to_string()
-}
 
 /// Seconds since 1970 as `2026-09-28T03:01:05Z`; what comes after the year 9999 as its end.
 pub fn format_utc(seconds: u64) -> String {

@@ -1,6 +1,6 @@
 //! Progress of long work, told to whoever draws it.
 //!
-//! The engine never prints. It reports to a [`Progress`] that the caller
+//! Nothing here prints. Long work reports to a [`Progress`] that the caller
 //! gives; the command line draws a bar on a terminal, a test passes
 //! [`Silent`].
 
@@ -34,19 +34,19 @@ impl Progress for Silent {
 
 /// One phase of a [`Progress`]: begins when made, ends when dropped, so that
 /// an early return ends it too.
-pub(crate) struct Phase<'a> {
+pub struct Phase<'a> {
     progress: &'a dyn Progress,
 }
 
 impl<'a> Phase<'a> {
     /// Begins a phase.
-    pub(crate) fn begin(progress: &'a dyn Progress, what: &str, total_bytes: Option<u64>) -> Self {
+    pub fn begin(progress: &'a dyn Progress, what: &str, total_bytes: Option<u64>) -> Self {
         progress.begin(what, total_bytes);
         Self { progress }
     }
 
     /// `bytes` more bytes are done.
-    pub(crate) fn advance(&self, bytes: u64) {
+    pub fn advance(&self, bytes: u64) {
         self.progress.advance(bytes);
     }
 }
