@@ -42,6 +42,14 @@ pub(crate) enum Failure {
         /// What to type instead.
         hint: Option<String>,
     },
+    /// What was named is not there.
+    #[error("{what}")]
+    NotFound {
+        /// What was looked for.
+        what: String,
+        /// What to type instead.
+        hint: String,
+    },
     /// Something was done only in part; what was not is told already.
     #[error("{what}")]
     Partly {
@@ -92,6 +100,7 @@ impl Failure {
             Self::Engine(error) => error.code().name(),
             Self::NotAvailable { .. } => "not_available",
             Self::Usage { .. } => "usage",
+            Self::NotFound { .. } => "not_found",
             Self::AroundCommand(inner) => inner.code(),
             Self::Partly { .. } | Self::Host { .. } | Self::Output(_) => "failed",
         }
@@ -113,6 +122,7 @@ impl Failure {
         match self {
             Self::Engine(error) => error.hint(),
             Self::Usage { hint, .. } => hint.clone(),
+            Self::NotFound { hint, .. } => Some(hint.clone()),
             Self::AroundCommand(inner) => inner.hint(),
             _ => None,
         }

@@ -60,14 +60,24 @@ pub(crate) struct MachineShape {
 
 /// `machine create`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: smolvm machine create --name agent --image debian --mem 2G")]
+#[command(after_help = "Example: smolvm create agent --image debian --mem 2G")]
 pub(crate) struct CreateArgs {
     /// Its name, of a-z 0-9 - _ . [default: made up]
-    #[arg(long)]
-    pub(crate) name: Option<MachineName>,
+    #[arg(value_name = "NAME", conflicts_with = "name")]
+    machine: Option<MachineName>,
+    /// The same, spelled out
+    #[arg(short, long, value_name = "NAME")]
+    name: Option<MachineName>,
     #[command(flatten)]
     pub(crate) shape: MachineShape,
     /// A label to find it by (may be repeated)
     #[arg(long, value_name = "K=V", value_parser = values::assignment)]
     pub(crate) label: Vec<(String, String)>,
+}
+
+impl CreateArgs {
+    /// The name, what it is to be, and its labels.
+    pub(crate) fn split(self) -> (Option<MachineName>, MachineShape, Vec<(String, String)>) {
+        (self.machine.or(self.name), self.shape, self.label)
+    }
 }

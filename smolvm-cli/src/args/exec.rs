@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use smolvm_engine::MachineName;
 
+use super::Named;
 use super::create::MachineShape;
 use super::values;
 
@@ -32,16 +33,18 @@ pub(crate) struct CommandArgs {
 /// `machine exec`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example: smolvm machine exec --name agent -- python3 -c 'print(6 * 7)'",
+    override_usage = "smolvm machine exec [OPTIONS] [NAME] [--] <CMD>...",
+    after_help = "Example: smolvm exec agent -- python3 -c 'print(6 * 7)'",
     after_long_help = "stdout and stderr of the command come out separately and unchanged; with -t both are the \
         terminal's.\nIt returns when the command exits; what the command left in the background goes on.\n\n\
         Exit codes: the command's own; 124 timeout; 125 smolvm failed; 126 cannot be executed; 127 not\n\
         found; 128+N ended by signal N; 130 interrupted.\n\n\
-        Example: smolvm machine exec --name agent -- python3 -c 'print(6 * 7)'"
+        Examples: smolvm exec agent -- python3 -c 'print(6 * 7)'\n          \
+        smolvm exec -it agent bash"
 )]
 pub(crate) struct ExecArgs {
-    /// The machine [default: $SMOLVM_MACHINE_NAME, or the only one]
-    #[arg(long)]
+    /// The machine; NAME before the command does the same [default: $SMOLVM_MACHINE_NAME, or the only one]
+    #[arg(short, long)]
     pub(crate) name: Option<MachineName>,
     /// Only start it and print its id; its output goes to the machine's log
     #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
@@ -58,10 +61,10 @@ pub(crate) struct ExecArgs {
 
 /// `machine shell`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm shell agent")]
 pub(crate) struct ShellArgs {
-    /// The machine [default: $SMOLVM_MACHINE_NAME, or the only one]
-    #[arg(long)]
-    pub(crate) name: Option<MachineName>,
+    #[command(flatten)]
+    pub(crate) machine: Named,
     /// User whose login shell it is [default: root]
     #[arg(short, long)]
     pub(crate) user: Option<String>,
@@ -75,7 +78,10 @@ pub(crate) struct ShellArgs {
 
 /// `machine run`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: smolvm machine run --image debian -- uname -a")]
+#[command(
+    override_usage = "smolvm machine run [OPTIONS] [IMAGE] [--] <CMD>...",
+    after_help = "Example: smolvm run debian -- uname -a"
+)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) shape: MachineShape,

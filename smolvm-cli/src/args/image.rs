@@ -4,8 +4,6 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::Unavailable;
-
 /// The commands of the group.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
@@ -20,8 +18,6 @@ pub(crate) enum ImageCommand {
         /// The image
         name: String,
     },
-    #[command(hide = true)]
-    Pull(Unavailable),
 }
 
 /// `image import`.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use smolvm_engine::{DEFAULT_HISTORY, MachineName};
 
-use super::unavailable::{Unavailable, UnavailableFlags};
+use super::unavailable::UnavailableFlags;
 use super::values;
 use super::{CopyArgs, CreateArgs, ExecArgs, RunArgs, ShellArgs};
 
@@ -21,69 +21,61 @@ pub(crate) enum MachineCommand {
     Run(Box<RunArgs>),
     /// Make a machine
     Create(Box<CreateArgs>),
-    /// Start a machine; one that does not exist is made
+    /// Start a machine; the first one is made if there is none
     Start(StartArgs),
     /// Stop a machine, or all
     Stop(StopArgs),
+    /// Stop a machine and start it again
+    Restart(RestartArgs),
     /// Delete a machine, or all; saved points stay
+    #[command(visible_alias = "rm")]
     Delete(DeleteArgs),
     /// Give a machine another name
     Rename(RenameArgs),
     /// Run a command in a machine
     Exec(ExecArgs),
     /// Open a login shell in a machine
+    #[command(visible_alias = "sh", alias = "ssh")]
     Shell(ShellArgs),
     /// Copy files and trees into a machine or out of it
     Cp(CopyArgs),
     /// Print a machine's log: its console and the output of `exec -d`
     Logs(LogsArgs),
     /// List the machines
-    Ls,
+    #[command(visible_aliases = ["ps", "list"])]
+    Ls(ListArgs),
     /// Say how a machine is
+    #[command(alias = "inspect")]
     Status(Named),
     /// Save a running machine without stopping it
+    #[command(alias = "snapshot")]
     Checkpoint(CheckpointArgs),
-    /// List a saved point and its parents
+    /// List saved points, or one point and its parents
+    #[command(alias = "log")]
     CheckpointLog(CheckpointLogArgs),
-    #[command(hide = true)]
-    Undo(Unavailable),
-    #[command(hide = true)]
-    Try(Unavailable),
-    #[command(hide = true)]
-    Branch(Unavailable),
-    #[command(hide = true)]
-    BranchRelease(Unavailable),
-    #[command(hide = true)]
-    Autosave(Unavailable),
-    #[command(hide = true)]
-    Pause(Unavailable),
-    #[command(hide = true)]
-    Resume(Unavailable),
-    #[command(hide = true)]
-    CheckpointDiff(Unavailable),
-    #[command(hide = true)]
-    CheckpointVerify(Unavailable),
-    #[command(hide = true)]
-    CheckpointPrune(Unavailable),
-    #[command(hide = true)]
-    CheckpointExport(Unavailable),
-    #[command(hide = true)]
-    CheckpointImport(Unavailable),
-    #[command(hide = true)]
-    Tree(Unavailable),
 }
 
-/// One machine.
+/// One machine, named as `NAME`, `--name NAME` or `-n NAME`.
 #[derive(Debug, Args)]
 pub(crate) struct Named {
     /// The machine [default: $SMOLVM_MACHINE_NAME, or the only one]
-    #[arg(long)]
-    pub(crate) name: Option<MachineName>,
+    #[arg(value_name = "NAME", conflicts_with = "name")]
+    machine: Option<MachineName>,
+    /// The same, spelled out
+    #[arg(short, long, value_name = "NAME")]
+    name: Option<MachineName>,
+}
+
+impl Named {
+    /// The name that was typed.
+    pub(crate) fn given(self) -> Option<MachineName> {
+        self.machine.or(self.name)
+    }
 }
 
 /// `machine start`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: smolvm machine start --name agent")]
+#[command(after_help = "Example: smolvm start agent")]
 pub(crate) struct StartArgs {
     #[command(flatten)]
     pub(crate) machine: Named,
@@ -96,17 +88,47 @@ pub(crate) struct StartArgs {
     /// Do not keep track of changes
     #[arg(long)]
     pub(crate) no_branchable: bool,
+    /// Make it if there is no such machine, also where there are others
+    #[arg(long)]
+    pub(crate) create: bool,
+    /// Image of a machine that has to be made [default: `debian`, or the only one]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image: Option<String>,
+    /// Memory of a machine that has to be made [default: 1G]
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    pub(crate) mem: Option<u64>,
     #[command(flatten)]
     pub(crate) unavailable: UnavailableFlags,
 }
 
+/// `machine restart`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm restart agent")]
+pub(crate) struct RestartArgs {
+    #[command(flatten)]
+    pub(crate) machine: Named,
+    /// How long it may take to shut down by itself
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::duration)]
+    pub(crate) timeout: Duration,
+}
+
+/// `machine ls`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm ls -v")]
+pub(crate) struct ListArgs {
+    /// Also backend, vCPUs, disk, time of creation and parent
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
 /// `machine stop`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm stop agent")]
 pub(crate) struct StopArgs {
     #[command(flatten)]
     pub(crate) machine: Named,
     /// Stop all machines
-    #[arg(long, conflicts_with = "name")]
+    #[arg(long, conflicts_with_all = ["name", "machine"])]
     pub(crate) all: bool,
     /// How long it may take to shut down by itself
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::duration)]
@@ -115,7 +137,7 @@ pub(crate) struct StopArgs {
 
 /// `machine delete`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: smolvm machine delete --name agent -f")]
+#[command(after_help = "Example: smolvm delete agent -f")]
 pub(crate) struct DeleteArgs {
     #[command(flatten)]
     pub(crate) machine: Named,
@@ -123,22 +145,40 @@ pub(crate) struct DeleteArgs {
     #[arg(short, long)]
     pub(crate) force: bool,
     /// Delete all machines
-    #[arg(long, conflicts_with = "name")]
+    #[arg(long, conflicts_with_all = ["name", "machine"])]
     pub(crate) all: bool,
 }
 
 /// `machine rename`.
 #[derive(Debug, Args)]
+#[command(
+    override_usage = "smolvm machine rename [OPTIONS] [OLD] <NEW>",
+    after_help = "Example: smolvm rename agent worker"
+)]
 pub(crate) struct RenameArgs {
-    #[command(flatten)]
-    pub(crate) machine: Named,
-    /// Its new name
-    #[arg(value_name = "NEW")]
-    pub(crate) to: MachineName,
+    /// Its new name; before it, the machine's name
+    #[arg(value_name = "NEW", required = true, num_args = 1..=2)]
+    names: Vec<MachineName>,
+    /// The machine [default: $SMOLVM_MACHINE_NAME, or the only one]
+    #[arg(short, long, value_name = "OLD")]
+    name: Option<MachineName>,
+}
+
+impl RenameArgs {
+    /// The machine, if it was named, and its new name; `None` if it was named twice.
+    pub(crate) fn resolve(self) -> Option<(Option<MachineName>, MachineName)> {
+        let mut names = self.names;
+        let to = names.pop()?;
+        match (names.pop(), self.name) {
+            (Some(_), Some(_)) => None,
+            (old, name) => Some((old.or(name), to)),
+        }
+    }
 }
 
 /// `machine logs`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm logs agent -f")]
 pub(crate) struct LogsArgs {
     #[command(flatten)]
     pub(crate) machine: Named,
@@ -149,7 +189,7 @@ pub(crate) struct LogsArgs {
 
 /// `machine checkpoint`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: smolvm machine checkpoint --name agent -o ./before.checkpoint")]
+#[command(after_help = "Example: smolvm checkpoint agent -m 'before migrate'")]
 pub(crate) struct CheckpointArgs {
     #[command(flatten)]
     pub(crate) machine: Named,
@@ -169,7 +209,7 @@ pub(crate) struct CheckpointArgs {
 
 /// `machine checkpoint-log`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: smolvm machine checkpoint-log ./before.checkpoint")]
+#[command(after_help = "Example: smolvm checkpoint-log ./before.checkpoint")]
 pub(crate) struct CheckpointLogArgs {
     /// A checkpoint [default: the default store, as with --store]
     #[arg(value_name = "X.checkpoint", conflicts_with = "store")]

@@ -6,13 +6,14 @@ mod exec;
 mod image;
 mod kernel;
 mod machine;
+mod spelling;
 mod system;
 mod unavailable;
 pub(crate) mod values;
 
 use std::ffi::OsString;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub(crate) use copy::{CopyArgs, Place};
 pub(crate) use create::{CreateArgs, MachineShape};
@@ -20,11 +21,10 @@ pub(crate) use exec::{CommandArgs, ExecArgs, RunArgs, ShellArgs};
 pub(crate) use image::{ImageBuildArgs, ImageCommand, ImageImportArgs};
 pub(crate) use kernel::{KernelCommand, KernelImportArgs};
 pub(crate) use machine::{
-    CheckpointArgs, CheckpointLogArgs, DeleteArgs, LogsArgs, MachineCommand, Named, RenameArgs,
-    StartArgs, StopArgs,
+    CheckpointArgs, CheckpointLogArgs, DeleteArgs, ListArgs, LogsArgs, MachineCommand, Named,
+    RenameArgs, RestartArgs, StartArgs, StopArgs,
 };
-pub(crate) use system::CompletionsArgs;
-pub(crate) use unavailable::Unavailable;
+pub(crate) use system::{CompletionsArgs, HelpArgs};
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -34,9 +34,12 @@ pub(crate) use unavailable::Unavailable;
     about = "Linux machines with an undo button",
     long_about = "Linux machines with an undo button.\n\n\
         A machine is a small virtual computer of its own: kernel, memory, disk. Work in it with \
-        `exec`, `shell` and `cp`; save it, memory and disk at one instant, with `checkpoint`.",
-    after_help = "Begin with: smolvm machine start --name agent",
-    after_long_help = "Begin with: smolvm machine start --name agent\n\n\
+        `exec`, `shell` and `cp`; save it, memory and disk at one instant, with `checkpoint`.\n\n\
+        Every command of `machine` also goes without that word: `smolvm start agent`.",
+    after_help = "`smolvm start agent` is short for `smolvm machine start agent`, and so for every command of `machine`.\n\
+        `smolvm help TOPIC`: checkpoints, images, exit-codes.\n\
+        Begin with: smolvm start agent",
+    after_long_help = "Begin with: smolvm start agent\n\n\
         Environment:\n  \
         SMOLVM_HOME          where everything is kept [default: $XDG_DATA_HOME/smolvm, else ~/.local/share/smolvm]\n  \
         SMOLVM_MACHINE_NAME  the machine that is meant where --name is left out\n  \
@@ -79,43 +82,77 @@ pub(crate) enum Command {
     Doctor,
     /// Print completions for a shell
     Completions(CompletionsArgs),
+    /// Explain a command or a topic: checkpoints, images, exit-codes
+    Help(HelpArgs),
+    /// What users of docker type for `image ls`
     #[command(hide = true)]
-    Serve(Unavailable),
-    #[command(hide = true)]
-    Mcp(Unavailable),
+    Images,
+    /// A command of `machine` without that word.
+    #[command(flatten)]
+    Short(MachineCommand),
 }
 
 /// A command line that is not carried out.
 #[derive(Debug)]
-pub(crate) struct Refusal {
-    /// What clap says about it: help, version or a usage error.
-    pub(crate) error: clap::Error,
-    /// JSON was asked for.
-    pub(crate) json: bool,
+pub(crate) enum Refusal {
+    /// Help, version or a usage error, as clap says it.
+    Parser {
+        /// What clap says.
+        error: clap::Error,
+        /// JSON was asked for.
+        json: bool,
+    },
+    /// A command that no version has yet.
+    NotAvailable {
+        /// Which.
+        what: String,
+        /// JSON was asked for.
+        json: bool,
+    },
 }
 
 /// Parses the program's arguments.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Refusal> {
-    let arguments: Vec<OsString> = arguments.into_iter().collect();
-    Cli::try_parse_from(&arguments).map_err(|error| {
+    let root = describe();
+    let arguments = spelling::canonical(&root, arguments.into_iter().collect());
+    let parsed = root
+        .try_get_matches_from(&arguments)
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.map_err(|error| {
         let own = arguments.iter().take_while(|argument| *argument != "--");
         let json = own.into_iter().any(|argument| argument == "--json");
-        Refusal { error, json }
+        match unavailable::command(&error) {
+            Some(what) => Refusal::NotAvailable { what, json },
+            None => Refusal::Parser { error, json },
+        }
     })
 }
 
-/// The description of the whole command line, for completions.
+/// The description of the whole command line. The short forms of `machine`'s commands are understood, and not listed
+/// twice.
 pub(crate) fn describe() -> clap::Command {
-    Cli::command()
+    let root = Cli::command();
+    let short: Vec<String> = root
+        .find_subcommand("machine")
+        .into_iter()
+        .flat_map(clap::Command::get_subcommands)
+        .map(|command| command.get_name().to_owned())
+        .collect();
+    short.into_iter().fold(root, |root, name| {
+        root.mut_subcommand(name, |command| command.hide(true))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parsed(line: &str) -> Result<Cli, clap::Error> {
+    fn parsed(line: &str) -> Result<Cli, String> {
         let words = std::iter::once("smolvm").chain(line.split(' '));
-        parse(words.map(OsString::from)).map_err(|refusal| refusal.error)
+        parse(words.map(OsString::from)).map_err(|refusal| match refusal {
+            Refusal::Parser { error, .. } => error.to_string(),
+            Refusal::NotAvailable { what, .. } => what,
+        })
     }
 
     #[test]
@@ -147,6 +184,26 @@ mod tests {
             "kernel import ./k.deb",
             "kernel import default",
             "image build debian --include gcc,make",
+            "machine start agent",
+            "machine start -n agent",
+            "machine rename agent other",
+            "machine rename --name agent other",
+            "start agent --create --mem 2G",
+            "run debian uname -a",
+            "exec agent ls -la",
+            "exec -it agent bash",
+            "shell agent",
+            "ssh agent",
+            "ps",
+            "list -v",
+            "ls",
+            "rm -f agent",
+            "inspect agent",
+            "snapshot agent -m before",
+            "restart agent",
+            "logs agent -f",
+            "images",
+            "help checkpoints",
         ] {
             assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
         }
@@ -166,6 +223,9 @@ mod tests {
             "machine create --at ~1",
             "machine stop --all --name agent",
             "machine delete --all --name agent",
+            "machine stop --all agent",
+            "machine start agent --name other",
+            "machine rename a b c",
             "machine cp a:x ./b",
             "machine run --image debian",
         ] {

@@ -13,3 +13,12 @@ pub(crate) struct CompletionsArgs {
     #[arg(value_enum)]
     pub(crate) shell: Shell,
 }
+
+/// `help`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm help checkpoints")]
+pub(crate) struct HelpArgs {
+    /// A topic (checkpoints, images, exit-codes) or the words of a command
+    #[arg(value_name = "TOPIC")]
+    pub(crate) words: Vec<String>,
+}

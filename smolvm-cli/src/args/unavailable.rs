@@ -1,20 +1,42 @@
-//! Commands and flags that are known but not there yet: refused, never accepted silently.
-
-use std::ffi::OsString;
+//! Commands and flags that are known but not there yet: refused by name, never accepted silently, and unknown to help,
+//! completions and suggestions.
 
 use clap::Args;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Whatever follows a command that is not there yet.
-#[derive(Debug, Args)]
-#[command(disable_help_flag = true)]
-pub(crate) struct Unavailable {
-    #[arg(
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        num_args = 0..,
-        hide = true
-    )]
-    rest: Vec<OsString>,
+/// Commands that no version has yet, with the group that they will be in.
+const COMMANDS: [(&str, &str); 19] = [
+    ("undo", "machine "),
+    ("try", "machine "),
+    ("autosave", "machine "),
+    ("branch", "machine "),
+    ("branch-release", "machine "),
+    ("pause", "machine "),
+    ("resume", "machine "),
+    ("checkpoint-diff", "machine "),
+    ("checkpoint-verify", "machine "),
+    ("checkpoint-prune", "machine "),
+    ("checkpoint-export", "machine "),
+    ("checkpoint-import", "machine "),
+    ("tree", "machine "),
+    ("port", "machine "),
+    ("grants", "machine "),
+    ("pull", "image "),
+    ("push", "image "),
+    ("serve", ""),
+    ("mcp", ""),
+];
+
+/// Which command that is not there yet was typed, if that is what the error is about.
+pub(super) fn command(error: &clap::Error) -> Option<String> {
+    if error.kind() != ErrorKind::InvalidSubcommand {
+        return None;
+    }
+    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else {
+        return None;
+    };
+    let (word, group) = COMMANDS.iter().find(|(word, _)| word == typed)?;
+    Some(format!("`{group}{word}`"))
 }
 
 /// Flags of a machine that are not there yet.

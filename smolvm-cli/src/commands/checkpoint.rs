@@ -1,6 +1,7 @@
 //! `machine checkpoint` and `machine checkpoint-log`.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::json;
 use smolvm_engine::{Checkpoint, CheckpointOptions, Engine, LogEntry, format_utc};
@@ -15,7 +16,7 @@ pub(crate) fn checkpoint(
     printer: &Printer,
     args: CheckpointArgs,
 ) -> Result<(), Failure> {
-    let name = engine.resolve(args.machine.name)?;
+    let name = engine.resolve(args.machine.given())?;
     let mut options = CheckpointOptions::default();
     options.store = args.store;
     options.output = args.output.clone();
@@ -57,13 +58,18 @@ fn describe(name: &str, saved: &Checkpoint) -> Object {
         "name": name,
         "id": saved.id,
         "output": saved.output.as_ref().map(|path| path.display().to_string()),
-        "paused_ms": saved.paused.as_secs_f64() * 1e3,
-        "saved_in_ms": saved.saved_in.as_secs_f64() * 1e3,
+        "paused_ms": thousandths(saved.paused),
+        "saved_in_ms": thousandths(saved.saved_in),
         "written_bytes": saved.written_bytes,
         "data_bytes": saved.data_bytes,
         "shared_bytes": saved.shared_bytes,
         "tracked": saved.tracked,
     }))
+}
+
+/// A time in milliseconds, with three digits after the point.
+fn thousandths(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
 }
 
 /// `machine checkpoint-log`.

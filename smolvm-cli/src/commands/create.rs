@@ -18,7 +18,8 @@ const SHORTEST_ID: usize = 8;
 
 /// `machine create`.
 pub(crate) fn create(engine: &Engine, printer: &Printer, args: CreateArgs) -> Result<(), Failure> {
-    let machine = Plan::new(args.name, args.shape, args.label)?.make(engine)?;
+    let (name, shape, labels) = args.split();
+    let machine = Plan::new(name, shape, labels)?.make(engine)?;
     let line = format!(
         "Created '{}' from {}",
         machine.name,
@@ -66,7 +67,7 @@ impl Plan {
         };
         Ok(Self::Point(Box::new(CreateFromOptions {
             name,
-            at: shape.at,
+            at: shape.at.map(generation),
             cpus: shape.cpus,
             memory_bytes: shape.mem,
             disk_bytes: shape.disk,
@@ -106,12 +107,22 @@ fn id(text: &Path) -> Option<String> {
     is_id.then(|| text.to_ascii_lowercase())
 }
 
+/// `~N` also as `N`: zsh takes `~1` for a directory, and no id is that short.
+fn generation(at: String) -> String {
+    let is_number = at.len() < SHORTEST_ID && at.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number { format!("~{at}") } else { at }
+}
+
 /// `machine rename`.
 pub(crate) fn rename(engine: &Engine, printer: &Printer, args: RenameArgs) -> Result<(), Failure> {
-    let name = engine.resolve(args.machine.name)?;
-    engine.rename(&name, &args.to)?;
-    let line = format!("Renamed '{name}' to '{}'", args.to);
-    let result = json!({"name": args.to.as_str(), "renamed_from": name.as_str()});
+    let (name, to) = args.resolve().ok_or_else(|| Failure::Usage {
+        what: "the machine is named twice, by --name and before its new name".to_owned(),
+        hint: Some("name it once: smolvm machine rename OLD NEW".to_owned()),
+    })?;
+    let name = engine.resolve(name)?;
+    engine.rename(&name, &to)?;
+    let line = format!("Renamed '{name}' to '{to}'");
+    let result = json!({"name": to.as_str(), "renamed_from": name.as_str()});
     printer.result(object(result), &line)
 }
 
@@ -130,5 +141,13 @@ mod tests {
             source("c4c23a7c.checkpoint"),
             directory("c4c23a7c.checkpoint")
         );
+    }
+
+    #[test]
+    fn a_number_is_a_generation_unless_it_may_be_an_id() {
+        assert_eq!(generation("1".into()), "~1");
+        assert_eq!(generation("~1".into()), "~1");
+        assert_eq!(generation("12345678".into()), "12345678");
+        assert_eq!(generation("c4c23a7c".into()), "c4c23a7c");
     }
 }

@@ -1,7 +1,7 @@
 //! `machine delete`.
 
 use serde_json::json;
-use smolvm_engine::{Engine, EngineError, MachineName};
+use smolvm_engine::{Engine, EngineError, MachineName, MachineState};
 
 use crate::args::DeleteArgs;
 use crate::failure::Failure;
@@ -12,15 +12,22 @@ pub(crate) fn delete(engine: &Engine, printer: &Printer, args: DeleteArgs) -> Re
     if args.all {
         return delete_all(engine, printer, args.force);
     }
-    let name = engine.resolve(args.machine.name)?;
+    let name = engine.resolve(args.machine.given())?;
     // An unknown name is told before anything is asked.
-    engine.machine(&name)?;
-    let question = format!("Delete '{name}' with all its files?");
+    let is_running = engine.machine(&name)?.state == MachineState::Running;
+    let question = if is_running {
+        format!(
+            "'{name}' is running. End it and delete it with all its files? What is saved in stores stays."
+        )
+    } else {
+        format!("Delete '{name}' with all its files?")
+    };
     if !args.force && !ask(printer, &question, &format!("--name {name}"))? {
         printer.note("Nothing deleted");
         return Ok(());
     }
-    engine.delete(&name, args.force)?;
+    // Whoever answered was asked about the machine as it was then.
+    engine.delete(&name, args.force || is_running)?;
     report(printer, &name)
 }
 

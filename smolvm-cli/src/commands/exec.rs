@@ -38,7 +38,7 @@ pub(crate) fn shell(
     printer: &Printer,
     args: ShellArgs,
 ) -> Result<ExitCode, Failure> {
-    let name = engine.resolve(args.name)?;
+    let name = engine.resolve(args.machine.given())?;
     let mut environment = terminal_environment();
     environment.extend(args.env);
     let options = ExecOptions {

@@ -27,7 +27,6 @@ pub(crate) fn run(
                 &format!("Removed the image {name}"),
             )?;
         }
-        ImageCommand::Pull(_) => return Err(Failure::not_available("`image pull`")),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,9 +1,11 @@
 //! `machine ls` and `machine status`.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use smolvm_engine::{Engine, EngineError, MachineInfo, MachineState, format_utc};
 
 use super::describe;
-use crate::args::Named;
+use crate::args::{ListArgs, Named};
 use crate::failure::Failure;
 use crate::output::{self, Printer, Table};
 
@@ -11,23 +13,22 @@ use crate::output::{self, Printer, Table};
 const NOTHING: &str = "-";
 
 /// `machine ls`. A machine that cannot be read does not hide the others.
-pub(crate) fn list(engine: &Engine, printer: &Printer) -> Result<(), Failure> {
-    let mut table = Table::new([
-        "NAME",
-        "STATE",
-        "BACKEND",
-        "CPUS",
-        "MEM",
-        "DISK",
-        "FROM",
-        "CREATED",
-        "BRANCHED FROM",
-    ]);
+pub(crate) fn list(engine: &Engine, printer: &Printer, args: &ListArgs) -> Result<(), Failure> {
+    let mut table = match args.verbose {
+        true => Table::new(WIDE),
+        false => Table::new(NARROW),
+    };
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
     let (mut objects, mut unreadable) = (Vec::new(), 0);
     for name in engine.machine_names()? {
         match engine.machine(&name) {
             Ok(machine) => {
-                table.row(row(&machine));
+                match args.verbose {
+                    true => table.row(wide_row(&machine)),
+                    false => table.row(narrow_row(&machine, now)),
+                }
                 objects.push(describe::object(&machine));
             }
             // Deleted since it was listed.
@@ -50,7 +51,33 @@ pub(crate) fn list(engine: &Engine, printer: &Printer) -> Result<(), Failure> {
     Ok(())
 }
 
-fn row(machine: &MachineInfo) -> [String; 9] {
+/// Columns that fit a terminal of 80.
+const NARROW: [&str; 5] = ["NAME", "STATE", "MEM", "FROM", "AGE"];
+/// All columns.
+const WIDE: [&str; 9] = [
+    "NAME",
+    "STATE",
+    "BACKEND",
+    "CPUS",
+    "MEM",
+    "DISK",
+    "FROM",
+    "CREATED",
+    "BRANCHED FROM",
+];
+
+fn narrow_row(machine: &MachineInfo, now_unix: u64) -> [String; 5] {
+    let age = Duration::from_secs(now_unix.saturating_sub(machine.created_unix));
+    [
+        machine.name.to_string(),
+        machine.state.word().to_owned(),
+        output::bytes(machine.spec.memory_bytes),
+        describe::origin(&machine.origin),
+        output::age(age),
+    ]
+}
+
+fn wide_row(machine: &MachineInfo) -> [String; 9] {
     let spec = &machine.spec;
     let cpus = machine.vcpus.or(spec.cpus);
     [
@@ -71,7 +98,7 @@ fn row(machine: &MachineInfo) -> [String; 9] {
 
 /// `machine status`.
 pub(crate) fn status(engine: &Engine, printer: &Printer, args: Named) -> Result<(), Failure> {
-    let name = engine.resolve(args.name)?;
+    let name = engine.resolve(args.given())?;
     let machine = engine.machine(&name)?;
     if printer.is_json() {
         return printer.result(describe::object(&machine), "");

@@ -10,7 +10,7 @@ use crate::output::{self, ConsoleFilter};
 
 /// `machine logs`: the bytes as they are, but nothing that steers a terminal to a terminal.
 pub(crate) fn logs(engine: &Engine, args: LogsArgs) -> Result<(), Failure> {
-    let name = engine.resolve(args.machine.name)?;
+    let name = engine.resolve(args.machine.given())?;
     let stdout = output::raw_stdout()?;
     let mut to: Box<dyn Write> = if io::stdout().is_terminal() {
         Box::new(ConsoleFilter::new(stdout))

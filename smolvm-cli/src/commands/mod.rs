@@ -6,6 +6,7 @@ mod create;
 mod delete;
 mod describe;
 mod exec;
+mod help;
 mod image;
 mod kernel;
 mod list;
@@ -21,7 +22,7 @@ use std::process::ExitCode;
 
 use smolvm_engine::{Engine, EngineOptions};
 
-use crate::args::{Command, MachineCommand};
+use crate::args::{Command, ImageCommand, MachineCommand};
 use crate::failure::Failure;
 use crate::output::Printer;
 
@@ -32,13 +33,13 @@ pub(crate) fn run(command: Command, printer: &Printer) -> Result<ExitCode, Failu
         Ok(Engine::open(options)?)
     };
     match command {
-        Command::Machine(command) => machine(command, &engine, printer),
+        Command::Machine(command) | Command::Short(command) => machine(command, &engine, printer),
         Command::Image(command) => image::run(command, &engine()?, printer),
         Command::Kernel(command) => kernel::run(command, &engine()?, printer),
         Command::Doctor => system::doctor(&engine()?, printer),
         Command::Completions(args) => system::completions(&args),
-        Command::Serve(_) => later("`serve`"),
-        Command::Mcp(_) => later("`mcp`"),
+        Command::Help(args) => help::help(&args),
+        Command::Images => image::run(ImageCommand::Ls, &engine()?, printer),
     }
 }
 
@@ -64,32 +65,16 @@ fn machine(
         MachineCommand::Create(args) => create::create(&engine()?, printer, *args).map(done),
         MachineCommand::Start(args) => start::start(&engine()?, printer, args).map(done),
         MachineCommand::Stop(args) => stop::stop(&engine()?, printer, args).map(done),
+        MachineCommand::Restart(args) => start::restart(&engine()?, printer, args).map(done),
         MachineCommand::Delete(args) => delete::delete(&engine()?, printer, args).map(done),
         MachineCommand::Rename(args) => create::rename(&engine()?, printer, args).map(done),
         MachineCommand::Cp(args) => copy::copy(&engine()?, printer, args).map(done),
         MachineCommand::Logs(args) => logs::logs(&engine()?, args).map(done),
-        MachineCommand::Ls => list::list(&engine()?, printer).map(done),
+        MachineCommand::Ls(args) => list::list(&engine()?, printer, &args).map(done),
         MachineCommand::Status(args) => list::status(&engine()?, printer, args).map(done),
         MachineCommand::Checkpoint(args) => {
             checkpoint::checkpoint(&engine()?, printer, args).map(done)
         }
         MachineCommand::CheckpointLog(args) => checkpoint::log(&engine()?, printer, args).map(done),
-        MachineCommand::Undo(_) => later("`machine undo`"),
-        MachineCommand::Try(_) => later("`machine try`"),
-        MachineCommand::Branch(_) => later("`machine branch`"),
-        MachineCommand::BranchRelease(_) => later("`machine branch-release`"),
-        MachineCommand::Autosave(_) => later("`machine autosave`"),
-        MachineCommand::Pause(_) => later("`machine pause`"),
-        MachineCommand::Resume(_) => later("`machine resume`"),
-        MachineCommand::CheckpointDiff(_) => later("`machine checkpoint-diff`"),
-        MachineCommand::CheckpointVerify(_) => later("`machine checkpoint-verify`"),
-        MachineCommand::CheckpointPrune(_) => later("`machine checkpoint-prune`"),
-        MachineCommand::CheckpointExport(_) => later("`machine checkpoint-export`"),
-        MachineCommand::CheckpointImport(_) => later("`machine checkpoint-import`"),
-        MachineCommand::Tree(_) => later("`machine tree`"),
     }
-}
-
-fn later(what: &str) -> Result<ExitCode, Failure> {
-    Err(Failure::not_available(what))
 }

@@ -15,7 +15,7 @@ pub(crate) fn stop(engine: &Engine, printer: &Printer, args: StopArgs) -> Result
     if args.all {
         return stop_all(engine, printer, options);
     }
-    let name = engine.resolve(args.machine.name)?;
+    let name = engine.resolve(args.machine.given())?;
     let spinner = printer.spinner(&format!("stopping {name}"));
     let stopped = engine.stop(&name, options);
     drop(spinner);
@@ -61,18 +61,28 @@ fn stop_all(engine: &Engine, printer: &Printer, options: StopOptions) -> Result<
     Failure::unless_all(failed, "stopped")
 }
 
-fn report(
+/// Says so if a machine had to be ended.
+pub(super) fn warn_if_forced(
     printer: &Printer,
     name: &MachineName,
     stopped: Stopped,
     options: StopOptions,
-) -> Result<(), Failure> {
+) {
     if stopped.forced {
         printer.warning(&format!(
             "'{name}' did not shut down by itself within {} and was ended",
             output::seconds(options.timeout)
         ));
     }
+}
+
+fn report(
+    printer: &Printer,
+    name: &MachineName,
+    stopped: Stopped,
+    options: StopOptions,
+) -> Result<(), Failure> {
+    warn_if_forced(printer, name, stopped, options);
     let line = if stopped.was_stopped {
         format!("'{name}' did not run")
     } else {

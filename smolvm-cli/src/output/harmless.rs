@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 /// Whether a terminal might obey this character, or show the text around it in another order.
-fn steers(c: char) -> bool {
+pub(super) fn steers(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(c, '\u{61c}' | '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// `text` with all control characters, line ends included, written as escapes.
@@ -31,50 +31,69 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Passes a guest's console on to a terminal: lines and tabs as they are, other control characters in
-/// caret notation.
+/// Passes a guest's console on to a terminal: lines and tabs as they are, what could steer the terminal in caret
+/// notation or as an escape. Bytes that are no UTF-8, overlong forms too, become U+FFFD.
 pub(crate) struct ConsoleFilter<W> {
     to: W,
-    /// The lead byte of C1 control characters was seen.
-    c1: bool,
+    /// The beginning of a character whose rest has not come yet: at most three bytes.
+    pending: Vec<u8>,
 }
-
-/// First byte of U+0080 to U+00BF.
-const C1_LEAD: u8 = 0xc2;
 
 impl<W: Write> ConsoleFilter<W> {
     pub(crate) fn new(to: W) -> Self {
-        Self { to, c1: false }
+        Self {
+            to,
+            pending: Vec::new(),
+        }
     }
 
-    fn push(&mut self, byte: u8, out: &mut Vec<u8>) {
-        if std::mem::take(&mut self.c1) {
-            if (0x80..=0x9f).contains(&byte) {
-                out.extend_from_slice(&[b'^', b'[', byte - 0x40]);
-                return;
+    /// The visible form of `bytes`, and how many of them were complete.
+    fn visible(bytes: &[u8]) -> (String, usize) {
+        let mut out = String::with_capacity(bytes.len());
+        let mut done = 0;
+        for chunk in bytes.utf8_chunks() {
+            chunk
+                .valid()
+                .chars()
+                .for_each(|c| push_visible(c, &mut out));
+            done += chunk.valid().len();
+            let is_cut = done + chunk.invalid().len() == bytes.len() && may_go_on(chunk.invalid());
+            if is_cut {
+                break;
             }
-            out.push(C1_LEAD);
+            if !chunk.invalid().is_empty() {
+                out.push(char::REPLACEMENT_CHARACTER);
+                done += chunk.invalid().len();
+            }
         }
-        match byte {
-            C1_LEAD => self.c1 = true,
-            b'\n' | b'\t' | b' '..=0x7e | 0xa0.. => out.push(byte),
-            // Serial lines end in both.
-            b'\r' => {}
-            0x7f => out.extend_from_slice(b"^?"),
-            0..0x20 => out.extend_from_slice(&[b'^', byte + 0x40]),
-            // Continuation bytes of longer characters.
-            0x80..=0x9f => out.push(byte),
-        }
+        (out, done)
+    }
+}
+
+/// Whether more bytes could make these a character.
+fn may_go_on(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}
+
+fn push_visible(c: char, out: &mut String) {
+    match c {
+        '\n' | '\t' => out.push(c),
+        // Serial lines end in both.
+        '\r' => {}
+        '\u{7f}' => out.push_str("^?"),
+        c @ '\0'..='\u{1f}' => out.extend(['^', char::from(c as u8 + 0x40)]),
+        c @ '\u{80}'..='\u{9f}' => out.extend(['^', '[', char::from(c as u8 - 0x40)]),
+        c if steers(c) => out.extend(c.escape_unicode()),
+        c => out.push(c),
     }
 }
 
 impl<W: Write> Write for ConsoleFilter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut out = Vec::with_capacity(bytes.len());
-        for byte in bytes {
-            self.push(*byte, &mut out);
-        }
-        self.to.write_all(&out)?;
+        self.pending.extend_from_slice(bytes);
+        let (text, done) = Self::visible(&self.pending);
+        self.pending.drain(..done);
+        self.to.write_all(text.as_bytes())?;
         Ok(bytes.len())
     }
 
@@ -103,10 +122,15 @@ mod tests {
         // The C1 character is cut in two on purpose.
         for part in [
             &b"a\r\nb\t\x1b[2J\x7f \xc3\xbc \xc2"[..],
-            &b"\x9b1m \xc2\xa7"[..],
+            &b"\x9b1m \xc2\xa7 "[..],
+            // Overlong forms of ESC and of a C1 character, a lone lead byte, and text that runs backwards.
+            &b"\xc0\x9b \xe0\x82\x9b \xff \xe2\x80\xaeb"[..],
         ] {
             filter.write_all(part).unwrap();
         }
-        assert_eq!(String::from_utf8(out).unwrap(), "a\nb\t^[[2J^? ü ^[[1m §");
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "a\nb\t^[[2J^? ü ^[[1m § \u{fffd}\u{fffd} \u{fffd}\u{fffd}\u{fffd} \u{fffd} \\u{202e}b"
+        );
     }
 }

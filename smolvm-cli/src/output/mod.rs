@@ -22,7 +22,7 @@ pub(crate) use harmless::{ConsoleFilter, harmless};
 pub(crate) use json::{Object, object};
 pub(crate) use progress::Spinner;
 pub(crate) use table::Table;
-pub(crate) use text::{bytes, count, milliseconds, seconds, yes_no};
+pub(crate) use text::{age, bytes, count, milliseconds, seconds, yes_no};
 
 use crate::args::Refusal;
 use crate::failure::Failure;
@@ -91,7 +91,11 @@ impl Printer {
 
     /// Something that went otherwise than expected, and is no failure.
     pub(crate) fn warning(&self, text: &str) {
-        say(&format!("warning: {}", harmless(text)));
+        if self.json {
+            say(&json::render(json::warning(text)));
+        } else {
+            say(&format!("warning: {}", harmless(text)));
+        }
     }
 
     /// Why nothing came of it; the exit code that says so.
@@ -149,7 +153,12 @@ fn say(line: &str) {
 
 /// Answers a command line that was not understood, or that asked for help.
 pub(crate) fn refusal(refusal: Refusal) -> ExitCode {
-    let Refusal { error, json } = refusal;
+    let (error, json) = match refusal {
+        Refusal::Parser { error, json } => (error, json),
+        Refusal::NotAvailable { what, json } => {
+            return Printer::new(json).failure(&Failure::not_available(what));
+        }
+    };
     let code = u8::try_from(error.exit_code()).unwrap_or(crate::failure::USAGE);
     if json && error.use_stderr() {
         let text = error.to_string();

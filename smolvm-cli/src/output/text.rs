@@ -27,6 +27,15 @@ pub(crate) fn seconds(time: Duration) -> String {
     }
 }
 
+/// How long ago something was, in its largest unit: `40 s`, `5 min`, `3 h`, `12 d`.
+pub(crate) fn age(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let units = [(86_400, "d"), (3600, "h"), (60, "min")];
+    let unit = units.into_iter().find(|(length, _)| seconds >= *length);
+    let (length, name) = unit.unwrap_or((1, "s"));
+    format!("{} {name}", seconds / length)
+}
+
 /// A short time: `6.1 ms`.
 pub(crate) fn milliseconds(time: Duration) -> String {
     format!("{:.1} ms", time.as_secs_f64() * 1e3)
@@ -64,5 +73,14 @@ mod tests {
     fn times_are_readable() {
         assert_eq!(seconds(Duration::from_secs(10)), "10 s");
         assert_eq!(seconds(Duration::from_millis(500)), "0.5 s");
+        for (time, text) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (60, "1 min"),
+            (7199, "1 h"),
+            (90_000, "1 d"),
+        ] {
+            assert_eq!(age(Duration::from_secs(time)), text);
+        }
     }
 }

@@ -37,7 +37,7 @@ fn wrong_usage() {
         "machine create --name ../x",
         "machine create --mem 512",
         "machine create --backend cloud",
-        "machine exec --name agent true",
+        "machine exec --name agent",
         "machine cp ./a ./b",
         "machine cp a:/x b:/y",
         "machine cp agent:file .",
@@ -102,6 +102,46 @@ fn deleting_without_a_terminal_needs_force() {
     ];
     insta::assert_snapshot!("delete-needs-force", transcripts.join("\n\n"));
     assert!(machine.exists());
+}
+
+#[test]
+fn a_slip_in_a_name_makes_no_machine() {
+    let home = Home::new();
+    for name in ["agent", "worker"] {
+        let machine = home.path().join("home/machines").join(name);
+        fs::create_dir_all(&machine).unwrap();
+        fs::write(machine.join("machine.json"), "{").unwrap();
+    }
+    let transcripts = [
+        home.transcript("start agnet"),
+        home.transcript("start something"),
+        home.transcript("--json start agnet"),
+        // Asked for, it is tried: there is no image.
+        home.transcript("start something --create"),
+    ];
+    insta::assert_snapshot!("slip-in-a-name", transcripts.join("\n\n"));
+}
+
+#[test]
+fn suggestions_name_only_what_there_is() {
+    let home = Home::new();
+    for (line, suggested) in [
+        ("machine stat", Some("start")),
+        ("machine branc", None),
+        ("serv", None),
+        ("machine checkpoint-lo", Some("checkpoint-log")),
+    ] {
+        let output = home.run(line);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{line}: {stderr}");
+        match suggested {
+            Some(word) => assert!(stderr.contains(word), "{line}: {stderr}"),
+            None => assert!(
+                !stderr.contains("branch") && !stderr.contains("serve"),
+                "{stderr}"
+            ),
+        }
+    }
 }
 
 #[test]
