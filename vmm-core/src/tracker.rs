@@ -3,7 +3,7 @@
 //! Two sources are merged: the backend's [`DirtyLog`] (writes by vCPUs) and the page maps of
 //! [`GuestRam`] (writes by devices, and by backends that track in software).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
@@ -232,30 +232,50 @@ impl DirtyTracker {
     /// The pages written since the last call, armed again. vCPUs and devices may run meanwhile: a
     /// page written during the call is in this set or in the next.
     pub fn take(&self) -> Result<DirtySet, TrackerError> {
-        let _guard = self
-            .inner
-            .lock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.lock();
+        self.drain()
+    }
+
+    /// Puts a set back after a capture that failed: the pages are in the next [`take`](Self::take).
+    pub fn give_back(&self, set: &DirtySet) {
+        let _guard = self.lock();
+        self.mark(set);
+    }
+
+    /// From now on the pages of `set` count as written, and no others: memory was made to differ from what it is compared with in these.
+    /// No vCPU and no device runs.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take); the pages that counted as written before then still do.
+    pub fn reset_to(&self, set: &DirtySet) -> Result<(), TrackerError> {
+        let _guard = self.lock();
+        self.drain()?;
+        self.mark(set);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        let guard = self.inner.lock.lock();
+        guard.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the set; what was taken before something failed is put back.
+    fn drain(&self) -> Result<DirtySet, TrackerError> {
         let mut set = DirtySet::empty(&self.inner.ram);
         for (index, region) in set.regions.iter_mut().enumerate() {
             if let Some(map) = self.inner.ram.page_map(index) {
                 map.take_dirty(&mut region.words);
             }
-            if let Some(log) = self.inner.vm.dirty_log() {
-                log.take(index, &mut region.words)?;
+            let log = self.inner.vm.dirty_log();
+            if let Some(Err(error)) = log.map(|log| log.take(index, &mut region.words)) {
+                self.mark(&set);
+                return Err(error);
             }
         }
         Ok(set)
     }
 
-    /// Puts a set back after a capture that failed: the pages are in the next [`take`](Self::take).
-    pub fn give_back(&self, set: &DirtySet) {
-        let _guard = self
-            .inner
-            .lock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+    fn mark(&self, set: &DirtySet) {
         for page in set.pages() {
             if let Some((region, offset)) = self.inner.ram.layout().find(page)
                 && let Some(map) = self.inner.ram.page_map(region)
@@ -268,11 +288,98 @@ impl DirtyTracker {
     /// Replaces pages by zero ones and notes them as written, in one step with respect to
     /// [`take`](Self::take) (balloon, free-page reporting).
     pub fn discard(&self, gpa: Gpa, bytes: u64) -> Result<(), TrackerError> {
-        let _guard = self
-            .inner
-            .lock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        // May wait for chunks; nobody who wants the set waits for that.
+        self.inner.ram.prepare_discard(gpa, bytes)?;
+        let _guard = self.lock();
         Ok(self.inner.ram.discard(gpa, bytes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::*;
+    use crate::ram::{MemoryRegion, RamBacking, RamLayout};
+
+    /// A VM whose log has one page per region and can be made to fail at the second.
+    #[derive(Default)]
+    struct Log {
+        fails: AtomicBool,
+        taken: Mutex<Vec<usize>>,
+    }
+
+    impl Vm for Log {
+        fn dirty_log(&self) -> Option<&dyn DirtyLog> {
+            Some(self)
+        }
+    }
+
+    impl DirtyLog for Log {
+        fn start(&self) -> Result<(), TrackerError> {
+            Ok(())
+        }
+
+        fn stop(&self) -> Result<(), TrackerError> {
+            Ok(())
+        }
+
+        fn take(&self, region: usize, into: &mut [u64]) -> Result<(), TrackerError> {
+            if region == 1 && self.fails.load(Ordering::SeqCst) {
+                return Err(TrackerError::Host {
+                    operation: "reading the log",
+                    source: std::io::ErrorKind::Other.into(),
+                });
+            }
+            let mut taken = self.taken.lock().unwrap();
+            if !taken.contains(&region) {
+                taken.push(region);
+                into[0] |= 1 << 5;
+            }
+            Ok(())
+        }
+    }
+
+    fn bed() -> (GuestRam, Arc<Log>, DirtyTracker) {
+        let region = |start| MemoryRegion {
+            start: Gpa(start),
+            bytes: 2 << 20,
+        };
+        let layout = RamLayout::new(vec![region(0), region(1 << 32)]).unwrap();
+        let ram = GuestRam::new(layout, &RamBacking::Anonymous).unwrap();
+        let log = Arc::new(Log::default());
+        let tracker = DirtyTracker::new(ram.clone(), log.clone());
+        (ram, log, tracker)
+    }
+
+    fn take(tracker: &DirtyTracker) -> Vec<u64> {
+        tracker.take().unwrap().pages().map(|page| page.0).collect()
+    }
+
+    #[test]
+    fn a_set_that_cannot_be_taken_whole_loses_nothing() {
+        let (ram, log, tracker) = bed();
+        for gpa in [0x3000, (1 << 32) + 0x7000] {
+            ram.write_obj(1_u8, GuestAddress(gpa)).unwrap();
+        }
+        log.fails.store(true, Ordering::SeqCst);
+        assert!(tracker.take().is_err());
+        assert!(tracker.reset_to(&DirtySet::empty(&ram)).is_err());
+        log.fails.store(false, Ordering::SeqCst);
+        let expected = [0x3000, 0x5000, (1 << 32) + 0x5000, (1 << 32) + 0x7000];
+        assert_eq!(take(&tracker), expected);
+        assert_eq!(take(&tracker), [] as [u64; 0]);
+    }
+
+    #[test]
+    fn a_reset_leaves_the_given_pages_and_no_others() {
+        let (ram, _log, tracker) = bed();
+        ram.write_obj(1_u8, GuestAddress(0x3000)).unwrap();
+        let mut set = DirtySet::empty(&ram);
+        set.insert(Gpa(0x9000));
+        tracker.reset_to(&set).unwrap();
+        assert_eq!(take(&tracker), [0x9000]);
     }
 }

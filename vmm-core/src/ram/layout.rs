@@ -1,5 +1,6 @@
 use thiserror::Error;
 
+use super::{CHUNK_BYTES, ChunkIndex};
 use crate::Gpa;
 
 /// RAM comes in multiples of this many bytes.
@@ -86,6 +87,33 @@ impl RamLayout {
         self.regions.iter().map(|region| region.bytes).sum()
     }
 
+    /// Number of 64 KiB chunks.
+    pub fn chunks(&self) -> usize {
+        (self.total_bytes() / CHUNK_BYTES) as usize
+    }
+
+    /// The chunk that holds `gpa`.
+    pub fn chunk_at(&self, gpa: Gpa) -> Option<ChunkIndex> {
+        let (index, offset) = self.find(gpa)?;
+        let before: u64 = self.regions[..index]
+            .iter()
+            .map(|region| region.bytes)
+            .sum();
+        Some(ChunkIndex(((before + offset) / CHUNK_BYTES) as usize))
+    }
+
+    /// The first address of a chunk.
+    pub fn chunk_gpa(&self, chunk: ChunkIndex) -> Option<Gpa> {
+        let mut offset = (chunk.0 as u64).checked_mul(CHUNK_BYTES)?;
+        for region in &self.regions {
+            if offset < region.bytes {
+                return Some(Gpa(region.start.0 + offset));
+            }
+            offset -= region.bytes;
+        }
+        None
+    }
+
     /// The region that holds `gpa` and the offset in it.
     pub fn find(&self, gpa: Gpa) -> Option<(usize, u64)> {
         let index = self.regions.partition_point(|region| region.end() <= gpa);
@@ -119,6 +147,20 @@ mod tests {
         assert_eq!(layout.find(Gpa((1 << 32) + 5)), Some((1, 5)));
         assert_eq!(layout.find(Gpa((1 << 32) + (2 << 20))), None);
         assert_eq!(layout.total_bytes(), 6 << 20);
+        assert_eq!(layout.chunks(), 96);
+        for (gpa, chunk) in [
+            (0x1_2345, 1),
+            (1 << 32, 64),
+            ((1 << 32) + (2 << 20) - 1, 95),
+        ] {
+            assert_eq!(layout.chunk_at(Gpa(gpa)), Some(ChunkIndex(chunk)));
+            assert_eq!(
+                layout.chunk_gpa(ChunkIndex(chunk)),
+                Some(Gpa(gpa & !0xffff))
+            );
+        }
+        assert_eq!(layout.chunk_at(Gpa(4 << 20)), None);
+        assert_eq!(layout.chunk_gpa(ChunkIndex(96)), None);
     }
 
     #[test]

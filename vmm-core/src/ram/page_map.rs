@@ -1,7 +1,9 @@
 //! One flag word per 64 guest pages: which pages the VMM wrote, which hold decoded code.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+use super::reservation::Reservation;
 
 use vm_memory::bitmap::{Bitmap, RefSlice, WithBitmapSlice};
 
@@ -21,11 +23,17 @@ pub struct PageMap {
     code: Vec<AtomicU64>,
     stale: Vec<AtomicU64>,
     any_stale: Arc<AtomicBool>,
+    /// The memory that the flags are of: `vm-memory` keeps the page map as long as it may use that.
+    memory: Option<Arc<Reservation>>,
 }
 
 impl PageMap {
     /// Flags for a region of `bytes`; `any_stale` is shared by all regions of one guest.
-    pub(super) fn new(bytes: u64, any_stale: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(
+        bytes: u64,
+        any_stale: Arc<AtomicBool>,
+        memory: Option<Arc<Reservation>>,
+    ) -> Self {
         let pages = bytes.div_ceil(PAGE_BYTES) as usize;
         let words = || (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         Self {
@@ -34,7 +42,14 @@ impl PageMap {
             code: words(),
             stale: words(),
             any_stale,
+            memory,
         }
+    }
+
+    /// Whether `memory` lives as long as these flags.
+    pub(super) fn keeps(&self, memory: &Reservation) -> bool {
+        let mine = self.memory.as_ref();
+        mine.is_some_and(|mine| std::ptr::eq(&**mine, memory))
     }
 
     /// Number of pages in the region.
@@ -47,6 +62,9 @@ impl PageMap {
     pub fn set_dirty(&self, page: usize) {
         if let Some(word) = self.dirty.get(page / 64) {
             let bit = 1 << (page % 64);
+            // The page was written before: without the fence the bit could be read before that write is seen by whoever
+            // takes the set, and stay as it is while the set is taken and the page copied.
+            fence(Ordering::SeqCst);
             // Reading first keeps the cache line shared while a page is written again and again.
             if word.load(Ordering::Relaxed) & bit == 0 {
                 word.fetch_or(bit, Ordering::Release);
@@ -116,6 +134,8 @@ fn drain(words: &[AtomicU64], into: &mut [u64]) {
             *out |= word.swap(0, Ordering::AcqRel);
         }
     }
+    // Pages are read after their bits were taken; the other half of the fence in `set_dirty`.
+    fence(Ordering::SeqCst);
 }
 
 impl<'a> WithBitmapSlice<'a> for PageMap {
@@ -149,7 +169,7 @@ mod tests {
     use super::*;
 
     fn map(pages: u64) -> PageMap {
-        PageMap::new(pages * PAGE_BYTES, Arc::default())
+        PageMap::new(pages * PAGE_BYTES, Arc::default(), None)
     }
 
     #[test]
@@ -171,7 +191,7 @@ mod tests {
     #[test]
     fn a_device_write_to_code_makes_it_stale_once() {
         let any_stale = Arc::new(AtomicBool::new(false));
-        let map = PageMap::new(10 * PAGE_BYTES, any_stale.clone());
+        let map = PageMap::new(10 * PAGE_BYTES, any_stale.clone(), None);
         map.mark_dirty(3 * 4096, 8);
         assert!(!any_stale.load(Ordering::Relaxed), "no code there yet");
         map.set_code(3);
