@@ -213,6 +213,12 @@ pub trait Vm: Send + Sync {
         None
     }
 
+    /// Whether vCPUs wait for chunks of memory that are absent
+    /// ([`GuestRam::make_present`]) before they use them. Otherwise memory is filled before they run.
+    fn checks_presence(&self) -> bool {
+        false
+    }
+
     /// The count of retired instructions, where that is the VM's time: the machine is then
     /// deterministic.
     fn instruction_clock(&self) -> Option<&dyn InstructionClock> {
@@ -259,6 +265,8 @@ pub enum VcpuStop {
     Kicked,
     /// The guest shut down by a triple fault.
     TripleFault,
+    /// The vCPU needs memory that cannot be had; [`GuestRam::lost`] says what.
+    MemoryLost,
     /// The guest asked for power-off by a call to the hypervisor (arm64 PSCI).
     PowerOff,
     /// The guest asked for a reset by a call to the hypervisor (arm64 PSCI).

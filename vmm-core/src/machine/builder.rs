@@ -1,16 +1,15 @@
 use std::io::{self, Read, Write};
-use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
 
 use snapshot_format::StateRecord;
 use thiserror::Error;
 
 use super::exits::MachineExits;
-use super::running::{EventListener, Events, MachineEvent, RunningMachine, match_units};
+use super::running::{EventListener, Events, MachineEvent, RunningMachine};
 use super::stop_at::StopAt;
 use super::vcpu_thread::{Rendezvous, VcpuThread};
 use super::x86_record::X86MachineRecord;
-use crate::VcpuIndex;
 use crate::bus::{Bus, BusDevice, BusOverlap};
 use crate::cpu_state::VcpuState;
 use crate::entropy::SeededEntropy;
@@ -22,14 +21,14 @@ use crate::ram::GuestRam;
 use crate::schedule::Schedule;
 use crate::serial::Serial;
 use crate::tracker::{DirtyTracker, TrackerError};
-use crate::unit::{StateUnit, UnitError};
+use crate::unit::UnitError;
 use crate::virtio::{
     Balloon, Blk, BlkError, Rng, VirtioDevice, VirtioMmio, Vsock, VsockError, slots,
 };
 use crate::vmgenid::{GENERATION_ID_BYTES, VmGenId, VmGenIdError};
 use crate::x86::acpi::{self, MmioWindow};
 use crate::x86::boot::{self, BootError, BootImage};
-use crate::x86::{ClockState, IOAPIC_BASE, IOAPIC_PINS, Ioapic, MAX_VCPUS, X86VcpuState, layout};
+use crate::x86::{IOAPIC_BASE, IOAPIC_PINS, Ioapic, MAX_VCPUS, X86VcpuState, layout};
 
 /// Why a machine could not be built, started, saved or restored.
 #[derive(Debug, Error)]
@@ -82,6 +81,9 @@ pub enum MachineError {
     /// What was asked for needs a machine whose time is a count of instructions.
     #[error("this machine's time is the host's: it cannot run to an instruction count")]
     NotDeterministic,
+    /// Memory is not complete, and the backend cannot wait for what is missing.
+    #[error("memory has to be filled before this backend runs the machine")]
+    MemoryAbsent,
     /// The machine lacks a part that every machine has.
     #[error("a machine needs a {0}")]
     Missing(&'static str),
@@ -186,6 +188,13 @@ impl MachineBuilder {
         let tracker = DirtyTracker::new(self.ram.clone(), vm.clone());
         let rendezvous = Arc::new(Rendezvous::default());
         let (events, receiver) = Events::new(rendezvous.clone(), self.listener);
+        // Not held by the memory, which outlives the machine.
+        let on_lost = Arc::downgrade(&events);
+        self.ram.on_lost(Box::new(move |_| {
+            if let Some(events) = on_lost.upgrade() {
+                events.report(MachineEvent::MemoryLost);
+            }
+        }));
 
         let schedule = Schedule::new(&vm);
         let stop_at = schedule
@@ -195,7 +204,8 @@ impl MachineBuilder {
         let serial = board.add_serial(self.console)?;
         board.add_power(events.clone())?;
         let disk = self.root_disk.ok_or(MachineError::Missing("root disk"))?;
-        board.add_virtio("blk0", slots::ROOT_DISK, Arc::new(Blk::new(disk, "root")?))?;
+        let root_disk = Arc::new(Blk::new(disk, "root")?);
+        board.add_virtio("blk0", slots::ROOT_DISK, root_disk.clone())?;
         if let Some(VsockConfig { cid, backend }) = self.vsock {
             let mut vsock = Vsock::new(cid, backend)?;
             if board.schedule.is_some() {
@@ -214,6 +224,13 @@ impl MachineBuilder {
         };
         let generation = board.add_generation_id(random_id(&mut entropy)?)?;
         let new_generation = random_id(&mut entropy)?;
+        let later_generations: Box<dyn Read + Send> = match board.schedule {
+            Some(_) => Box::new(SeededEntropy::new(self.seed, "vmgenid")),
+            None => Rng::host_source().map_err(|source| MachineError::Device {
+                unit: "vmgenid",
+                source,
+            })?,
+        };
         let rng = Arc::new(Rng::from_source(entropy));
         board.add_virtio("rng0", slots::RNG, rng)?;
         let balloon = Arc::new(Balloon::new(tracker.clone()));
@@ -243,6 +260,8 @@ impl MachineBuilder {
             serial,
             generation,
             new_generation,
+            later_generations: Mutex::new(later_generations),
+            root_disk,
             balloon,
             rendezvous,
             events,
@@ -342,7 +361,7 @@ impl Board {
     }
 }
 
-fn random_id(source: &mut dyn Read) -> Result<[u8; GENERATION_ID_BYTES], MachineError> {
+pub(super) fn random_id(source: &mut dyn Read) -> Result<[u8; GENERATION_ID_BYTES], MachineError> {
     let mut id = [0; GENERATION_ID_BYTES];
     match source.read_exact(&mut id) {
         Ok(()) => Ok(id),
@@ -371,9 +390,12 @@ pub struct BuiltMachine {
     pub(super) record: X86MachineRecord,
     pub(super) ioapic: Arc<Ioapic>,
     pub(super) serial: Arc<Serial>,
-    generation: VmGenId,
+    pub(super) generation: VmGenId,
     /// The id after a restore.
     new_generation: [u8; GENERATION_ID_BYTES],
+    /// Where the ids after later returns to the past come from.
+    pub(super) later_generations: Mutex<Box<dyn Read + Send>>,
+    pub(super) root_disk: Arc<Blk>,
     pub(super) balloon: Arc<Balloon>,
     pub(super) rendezvous: Arc<Rendezvous>,
     pub(super) events: Arc<Events>,
@@ -411,37 +433,9 @@ impl BuiltMachine {
 
     /// Puts every unit into its saved state, in the order: vCPUs (each with its TSC), clock, interrupt
     /// controller and devices, gives the machine a new generation id and lets it run. Guest memory was
-    /// filled before.
+    /// filled before, or is being filled.
     pub fn restore(self, records: &[StateRecord]) -> Result<RunningMachine, MachineError> {
-        match_units(records, &self.expected_units())?;
-        let find = |unit: &str| {
-            records
-                .iter()
-                .find(|record| record.unit == unit)
-                .ok_or_else(|| UnitError::Mismatch {
-                    unit: unit.to_owned(),
-                    problem: "missing",
-                })
-        };
-        for (index, thread) in (0..).zip(&self.vcpus) {
-            let index = VcpuIndex(index);
-            thread.load(VcpuState::from_record(find(&index.to_string())?, index)?)?;
-        }
-        if let Some(clock) = self.vm.x86_clock() {
-            clock.load(&ClockState::from_record(find(ClockState::UNIT)?)?)?;
-        }
-        for unit in self.units() {
-            unit.restore(find(&unit.unit())?)?;
-        }
-        // Behind the interrupt controller, which takes the interrupt that this raises.
-        self.generation.renew(self.new_generation)?;
-        for slot in &self.slots {
-            // What was asked for before the point is in the queues.
-            slot.serve_now();
-        }
-        for thread in &self.vcpus {
-            thread.notify_stopped()?;
-        }
+        self.load_units(records, self.new_generation)?;
         self.start()
     }
 
@@ -451,23 +445,6 @@ impl BuiltMachine {
             .take()
             .ok_or(MachineError::Missing("event channel"))?;
         RunningMachine::start(self, receiver)
-    }
-
-    /// All units but the vCPUs, in the order of saving and restoring.
-    pub(super) fn units(&self) -> Vec<&dyn StateUnit> {
-        let mut units: Vec<&dyn StateUnit> = vec![&*self.ioapic, &*self.serial, &self.generation];
-        units.extend(self.slots.iter().map(|slot| &**slot as &dyn StateUnit));
-        units
-    }
-
-    fn expected_units(&self) -> Vec<String> {
-        let mut expected = vec!["machine".to_owned()];
-        if self.vm.x86_clock().is_some() {
-            expected.push(ClockState::UNIT.to_owned());
-        }
-        expected.extend((0..self.vcpus.len() as u8).map(|index| VcpuIndex(index).to_string()));
-        expected.extend(self.units().iter().map(|unit| unit.unit()));
-        expected
     }
 }
 

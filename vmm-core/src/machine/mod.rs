@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! MachineBuilder --build--> BuiltMachine --boot / restore--> RunningMachine <--pause--> PausedMachine
+//!                                                                               save, load <--'
 //! ```
 //!
 //! Order is fixed here: vCPUs stop before devices, devices run before vCPUs. When
@@ -18,6 +19,7 @@
 
 mod builder;
 mod exits;
+mod load;
 mod running;
 mod stop_at;
 mod vcpu_thread;

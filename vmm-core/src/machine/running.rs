@@ -29,6 +29,8 @@ pub enum MachineEvent {
     TripleFault(VcpuIndex),
     /// The hypervisor cannot go on with a vCPU.
     VcpuFailed(VcpuIndex, String),
+    /// Memory that was needed cannot be had; [`GuestRam::lost`] says what.
+    MemoryLost,
     /// The instruction count of [`RunningMachine::run_until`] came; the machine can run on.
     CountReached,
 }
@@ -87,7 +89,8 @@ impl Events {
             VcpuStop::PowerOff => MachineEvent::PowerOff,
             VcpuStop::Reset => MachineEvent::Reset,
             VcpuStop::Failed(reason) => MachineEvent::VcpuFailed(index, reason),
-            VcpuStop::Kicked => return,
+            // The memory tells by itself.
+            VcpuStop::MemoryLost | VcpuStop::Kicked => return,
         });
     }
 
@@ -99,7 +102,7 @@ impl Events {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -107,10 +110,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// Dropping it stops the vCPUs and ends all its threads.
 pub struct RunningMachine {
-    built: BuiltMachine,
+    pub(super) built: BuiltMachine,
     events: Receiver<MachineEvent>,
     /// Set once an event ended the run: the vCPUs do not run again.
-    ended: bool,
+    pub(super) ended: bool,
 }
 
 impl RunningMachine {
@@ -212,7 +215,15 @@ impl RunningMachine {
         self.built.serial.flush();
     }
 
+    /// Drops the events of a past that is no more.
+    pub(super) fn forget_events(&self) {
+        while self.events.try_recv().is_ok() {}
+    }
+
     fn run(&self) -> Result<(), MachineError> {
+        if !self.built.ram.is_complete() && !self.built.vm.checks_presence() {
+            return Err(MachineError::MemoryAbsent);
+        }
         for slot in &self.built.slots {
             slot.resume();
         }
@@ -235,7 +246,7 @@ impl Drop for RunningMachine {
 
 /// A machine at rest: no vCPU runs, no device has anything in flight.
 pub struct PausedMachine<'a> {
-    machine: &'a mut RunningMachine,
+    pub(super) machine: &'a mut RunningMachine,
     resumed: bool,
 }
 

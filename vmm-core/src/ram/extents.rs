@@ -143,7 +143,8 @@ mod tests {
     const UNITS: u64 = 24;
 
     /// What an extent map says of a unit: none, or which file and where in it.
-    type Naive = Vec<Option<(usize, u64)>>;
+    type Naive = Vec<Unit>;
+    type Unit = Option<(usize, u64)>;
 
     fn read(map: &ExtentMap, files: &[Arc<File>]) -> Naive {
         let mut units = Vec::new();
@@ -180,7 +181,7 @@ mod tests {
                     naive[at as usize] = (which < files.len()).then_some((which, offset + at - start));
                 }
                 prop_assert_eq!(&read(&map, &files), &naive);
-                let joins = |(a, b): (&Option<(usize, u64)>, &Option<(usize, u64)>)| match (a, b) {
+                let joins = |(a, b): (&Unit, &Unit)| match (a, b) {
                     (Some((f, a)), Some((g, b))) => f == g && a + 1 == *b,
                     (None, None) => true,
                     _ => false,

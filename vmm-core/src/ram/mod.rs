@@ -255,7 +255,7 @@ impl GuestRam {
     /// range meanwhile; nothing is marked as written.
     pub fn map_file(&self, gpa: Gpa, bytes: u64, file: FileRange) -> Result<(), RamError> {
         let part = self.find(gpa, bytes)?;
-        if part.offset % CHUNK_BYTES != 0 || bytes % CHUNK_BYTES != 0 || bytes == 0 {
+        if !(part.offset | bytes).is_multiple_of(CHUNK_BYTES) || bytes == 0 {
             return Err(RamError::Granule { gpa, bytes });
         }
         self.give_up_chunks(part);
@@ -331,7 +331,7 @@ impl GuestRam {
         if part.offset < first {
             self.make_present_at(part.region, part.offset)?;
         }
-        if end % CHUNK_BYTES != 0 {
+        if !end.is_multiple_of(CHUNK_BYTES) {
             self.make_present_at(part.region, end - 1)?;
         }
         if first < end & !(CHUNK_BYTES - 1) {

@@ -215,7 +215,7 @@ impl Bed {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
     #[test]
     fn memory_is_a_plain_array(ops in prop::collection::vec(op(), 1..50)) {
         let mut bed = Bed::new();

@@ -3,7 +3,7 @@
 mod request;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use snapshot_format::fields::{FieldReader, FieldWriter};
 use thiserror::Error;
@@ -59,6 +59,16 @@ pub enum BlkError {
         /// The disk's size in bytes.
         bytes: u64,
     },
+    /// Not a disk that can take the place of the other.
+    #[error(
+        "a disk of {given} bytes cannot take the place of one of {have}, or one of them is read-only"
+    )]
+    Other {
+        /// Size in bytes of the disk that there is.
+        have: u64,
+        /// Size in bytes of the one given.
+        given: u64,
+    },
     /// The serial number is too long.
     #[error("serial number of {length} bytes, at most {MAX_ID_BYTES} fit")]
     Id {
@@ -73,7 +83,7 @@ pub enum BlkError {
 /// device from coming to rest: its name is part of the saved state, a restored device flushes again,
 /// and the device it was saved from goes on with it.
 pub struct Blk {
-    backend: Arc<dyn BlockBackend>,
+    backend: RwLock<Arc<dyn BlockBackend>>,
     config: [u8; CONFIG_BYTES],
     id: [u8; MAX_ID_BYTES],
     flushes: Mutex<Flushes>,
@@ -111,11 +121,42 @@ impl Blk {
             .copy_from_slice(id.as_bytes());
         Ok(Self {
             config: config(bytes / SECTOR_BYTES),
-            backend,
+            backend: RwLock::new(backend),
             id: padded,
             flushes: Mutex::default(),
             warnings: WarnLimit::default(),
         })
+    }
+
+    /// Puts another disk in the place of the one that there is; the device is at rest. Flushes in flight are for the new
+    /// one: what the old one answers does not count.
+    pub(crate) fn exchange(
+        &self,
+        backend: Arc<dyn BlockBackend>,
+    ) -> Result<Arc<dyn BlockBackend>, BlkError> {
+        let now = self.backend();
+        let (have, given) = (now.size_bytes(), backend.size_bytes());
+        if have != given || now.read_only() != backend.read_only() {
+            return Err(BlkError::Other { have, given });
+        }
+        let mut flushes = lock(&self.flushes);
+        for flush in std::mem::take(&mut flushes.in_flight).into_values() {
+            let number = flushes.next;
+            flushes.next += 1;
+            let to_reissue = true;
+            let flush = Flush {
+                to_reissue,
+                ..flush
+            };
+            flushes.in_flight.insert(number, flush);
+        }
+        let mut place = self.backend.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::replace(&mut *place, backend))
+    }
+
+    fn backend(&self) -> Arc<dyn BlockBackend> {
+        let backend = self.backend.read();
+        backend.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn answer(&self, io: &DeviceIo, taken: Taken<'_>, bounce: &mut Vec<u8>) {
@@ -162,7 +203,7 @@ impl Blk {
     }
 
     fn carry_out_flush(&self, io: &DeviceIo, number: u64) {
-        let status = match self.backend.flush() {
+        let status = match self.backend().flush() {
             Ok(()) => request::STATUS_OK,
             Err(error) => {
                 if let Some(left_out) = self.warnings.admit() {
@@ -209,7 +250,7 @@ impl VirtioDevice for Blk {
             | feature::FLUSH
             | feature::TOPOLOGY;
         common
-            | if self.backend.read_only() {
+            | if self.backend().read_only() {
                 feature::RO
             } else {
                 feature::DISCARD | feature::WRITE_ZEROES
@@ -243,7 +284,7 @@ impl VirtioDevice for Blk {
 
     fn save(&self, state: &mut FieldWriter) {
         state
-            .u64(1, self.backend.size_bytes() / SECTOR_BYTES)
+            .u64(1, self.backend().size_bytes() / SECTOR_BYTES)
             .bytes(2, &self.id);
         for flush in lock(&self.flushes).in_flight.values() {
             state.nested(3, |inner| {
@@ -253,7 +294,7 @@ impl VirtioDevice for Blk {
     }
 
     fn restore(&self, state: &FieldReader<'_>) -> Result<(), DeviceError> {
-        let sectors = self.backend.size_bytes() / SECTOR_BYTES;
+        let sectors = self.backend().size_bytes() / SECTOR_BYTES;
         let recorded = state.u64(1)?;
         if recorded != sectors {
             return Err(DeviceError::Invalid(format!(

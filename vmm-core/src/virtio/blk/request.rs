@@ -110,7 +110,7 @@ impl Request {
 
     /// Does what is asked; `bounce` is the worker's buffer, reused.
     pub(super) fn execute(&self, ram: &GuestRam, disk: &Blk, bounce: &mut Vec<u8>) -> Outcome {
-        let backend = disk.backend.as_ref();
+        let backend = &*disk.backend();
         let result = match self.kind {
             kind::IN => self.read(ram, backend, bounce),
             kind::OUT => self.write(ram, backend, bounce).map(|()| 0),
