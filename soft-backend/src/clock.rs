@@ -62,7 +62,8 @@ impl Cpu {
     /// or across a page is not written.
     fn write_versioned(&self, gpa: u64, structure: &[u8]) {
         let offset = gpa & (PAGE - 1);
-        let Some(page) = self.ram.page(gpa) else {
+        // Where that memory is lost, the machine has ended.
+        let Ok(Some(page)) = self.ram.page(gpa) else {
             return;
         };
         if offset + structure.len() as u64 > PAGE {

@@ -24,6 +24,8 @@ pub(crate) const NMI: u8 = 2;
 pub(crate) enum Undelivered {
     /// The vCPU could not even deliver a double fault.
     TripleFault,
+    /// Memory that is needed on the way cannot be had.
+    MemoryLost,
     /// A store on the way met decoded code: deliver again once its blocks are dropped.
     CodeWrite { gpa: u64, event: Event },
 }
@@ -53,6 +55,7 @@ impl Cpu {
             let second = match self.trap {
                 Trap::Exception(second) => second,
                 Trap::CodeWrite { gpa } => return Err(Undelivered::CodeWrite { gpa, event }),
+                Trap::MemoryLost => return Err(Undelivered::MemoryLost),
                 // A device where a stack or a table should be.
                 _ => return Err(Undelivered::TripleFault),
             };

@@ -24,6 +24,8 @@ pub(crate) enum Stop {
     Halted,
     /// The guest shut itself down.
     TripleFault,
+    /// Memory that the guest needs cannot be had.
+    MemoryLost,
 }
 
 /// One turn of a vCPU.
@@ -149,6 +151,7 @@ impl Engine<'_> {
             match self.cpu.deliver(event, ip) {
                 Ok(()) => break None,
                 Err(Undelivered::TripleFault) => break Some(Stop::TripleFault),
+                Err(Undelivered::MemoryLost) => break Some(Stop::MemoryLost),
                 Err(Undelivered::CodeWrite { gpa, event: again }) => {
                     self.cache.invalidate(self.cpu, gpa >> 12);
                     event = again;
@@ -201,6 +204,7 @@ impl Engine<'_> {
                 self.once(trap_flag)
             }
             Trap::Watched => self.once(trap_flag),
+            Trap::MemoryLost => Some(Stop::MemoryLost),
             Trap::Halt { next } => {
                 self.cpu.rip = next;
                 Some(Stop::Halted)

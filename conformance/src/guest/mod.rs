@@ -1,6 +1,7 @@
 //! Small VMs around a few instructions of guest code.
 
 pub mod interrupt_table;
+pub mod machine;
 pub mod paging;
 pub mod ports;
 pub mod start;

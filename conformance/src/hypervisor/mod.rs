@@ -9,6 +9,7 @@ pub mod cpuid;
 pub mod crossing;
 pub mod dirty;
 pub mod exceptions;
+pub mod in_place;
 pub mod interrupts;
 pub mod kick;
 pub mod memory_io;
@@ -119,6 +120,14 @@ macro_rules! hypervisor_suite {
                 writes_by_devices_and_discards_count,
                 what_is_given_back_is_taken_again,
                 copies_made_while_the_guest_runs_converge,
+            }
+            in_place {
+                a_machine_goes_back,
+                a_machine_that_ended_goes_back,
+                a_foreign_state_is_refused,
+                the_disk_is_exchanged,
+                memory_comes_while_the_guest_runs,
+                lost_memory_ends_the_machine,
             }
             clock {
                 the_tsc_goes_on_from_its_saved_value,

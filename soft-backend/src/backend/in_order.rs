@@ -170,6 +170,7 @@ impl SoftVcpu {
                 Stop::Yield => rota.turn_ends = rota.count,
                 Stop::Halted => cpu.mp_state = MpState::Halted,
                 Stop::TripleFault => return After::Return(VcpuStop::TripleFault),
+                Stop::MemoryLost => return After::Return(VcpuStop::MemoryLost),
             }
         }
     }

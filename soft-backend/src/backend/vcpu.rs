@@ -120,6 +120,7 @@ impl SoftVcpu {
                 Stop::Budget | Stop::Attention | Stop::Yield => {}
                 Stop::Halted => cpu.mp_state = MpState::Halted,
                 Stop::TripleFault => return After::Return(VcpuStop::TripleFault),
+                Stop::MemoryLost => return After::Return(VcpuStop::MemoryLost),
             }
         }
     }

@@ -104,6 +104,10 @@ impl Vm for SoftVm {
         Some(self)
     }
 
+    fn checks_presence(&self) -> bool {
+        true
+    }
+
     fn instruction_clock(&self) -> Option<&dyn InstructionClock> {
         self.order.as_ref().map(|_| self as &dyn InstructionClock)
     }

@@ -12,7 +12,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use crate::cpu::{Cpu, Mode, R};
 use crate::decode::op::Op;
 use crate::decode::{DecodeError, MAX_LEN, decode, fall_through};
-use crate::mem::PAGE;
+use crate::mem::{Lost, PAGE};
 use crate::segments::CS;
 use eviction::Room;
 
@@ -276,9 +276,11 @@ impl CodeCache {
     }
 
     fn window(cpu: &mut Cpu, pa: u64) -> R<Window> {
-        let Some(page) = cpu.ram.page(pa) else {
+        let page = match cpu.ram.page(pa) {
+            Ok(Some(page)) => page,
             // Nothing but RAM holds code.
-            return Err(cpu.gp(0));
+            Ok(None) => return Err(cpu.gp(0)),
+            Err(Lost) => return Err(cpu.memory_lost()),
         };
         let offset = pa & (PAGE - 1);
         let len = ((PAGE - offset) as usize).min(WINDOW);
@@ -321,7 +323,7 @@ impl CodeCache {
 
     fn note_code(&mut self, cpu: &mut Cpu, pa: u64, len: u64) {
         if cpu.code_pages.note(pa, len)
-            && let Some(page) = cpu.ram.page(pa)
+            && let Ok(Some(page)) = cpu.ram.page(pa)
         {
             cpu.tlb.protect(page);
             self.epoch += 1;

@@ -118,6 +118,8 @@ pub(crate) enum Trap {
     },
     /// An access that a watchpoint waits for; run again with what it meets noted.
     Watched,
+    /// Memory that it needs cannot be had.
+    MemoryLost,
     /// HLT; `next` is the address of the instruction after it.
     Halt {
         next: u64,

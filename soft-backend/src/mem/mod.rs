@@ -4,6 +4,7 @@ pub(crate) mod raw;
 
 use raw::HostPtr;
 use std::sync::Arc;
+use vmm_core::Gpa;
 use vmm_core::ram::{GuestRam, PageMap};
 
 /// Size of a guest page, the unit of translation, dirty tracking and code invalidation.
@@ -24,6 +25,10 @@ impl Region {
         self.base.addr()
     }
 }
+
+/// Memory that cannot be had: whoever needs it must not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lost;
 
 /// Guest RAM, shared by the vCPUs of a machine.
 #[derive(Clone)]
@@ -61,10 +66,15 @@ impl RamMap {
         })
     }
 
-    /// The host pointer of the start of the page that holds `gpa`, if it is RAM.
-    pub(crate) fn page(&self, gpa: u64) -> Option<HostPtr> {
-        self.find(gpa)
-            .map(|(r, offset)| r.base.add(offset as usize))
+    /// The host pointer of the start of the page that holds `gpa`, if it is RAM. Waits for memory that is still
+    /// being filled: every pointer into RAM comes from here.
+    pub(crate) fn page(&self, gpa: u64) -> Result<Option<HostPtr>, Lost> {
+        let Some((region, offset)) = self.find(gpa) else {
+            return Ok(None);
+        };
+        // What is lost is told to the memory's owner by itself.
+        self.ram.make_present(Gpa(gpa)).map_err(|_| Lost)?;
+        Ok(Some(region.base.add(offset as usize)))
     }
 
     /// The page flags for `gpa` and the page's number in them.

@@ -7,10 +7,10 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::Access;
 use super::tlb::Tlb;
-use super::walk::{Leaf, Who};
+use super::walk::{Leaf, TABLE_LOST, Who};
 use crate::cpu::{Cpu, IoRequest, R, Trap, Trapped};
 use crate::int::Int;
-use crate::mem::{PAGE, raw::HostPtr};
+use crate::mem::{Lost, PAGE, raw::HostPtr};
 
 const PAGE_MASK: u64 = !(PAGE - 1);
 
@@ -238,8 +238,18 @@ impl Cpu {
 
     #[cold]
     fn page_fault(&mut self, va: u64, code: u32) -> Trapped {
+        if code == TABLE_LOST {
+            return self.memory_lost();
+        }
         self.cr2 = va;
         self.raise(14, Some(code))
+    }
+
+    /// Memory that the vCPU needs cannot be had: it stops for good.
+    #[cold]
+    pub(crate) fn memory_lost(&mut self) -> Trapped {
+        self.trap = Trap::MemoryLost;
+        Trapped
     }
 
     /// Translates and, for RAM, fills the TLB.
@@ -261,8 +271,10 @@ impl Cpu {
             Ok(leaf) => leaf,
             Err(code) => return Err(self.page_fault(va, code)),
         };
-        let Some(page) = self.ram.page(pa) else {
-            return Ok(Place::Device(pa));
+        let page = match self.ram.page(pa) {
+            Ok(Some(page)) => page,
+            Ok(None) => return Ok(Place::Device(pa)),
+            Err(Lost) => return Err(self.memory_lost()),
         };
         if kind == Access::Write {
             if self.code_pages.holds_code(pa) {

@@ -3,7 +3,7 @@
 use super::Access;
 use crate::cpu::Cpu;
 use crate::cpu::state::{cr0, cr4, efer};
-use crate::mem::{PAGE, raw::HostPtr};
+use crate::mem::{Lost, PAGE, raw::HostPtr};
 
 /// Page-fault error code bits.
 pub(crate) const PF_PRESENT: u32 = 1;
@@ -11,6 +11,8 @@ pub(crate) const PF_WRITE: u32 = 2;
 pub(crate) const PF_USER: u32 = 4;
 pub(crate) const PF_RESERVED: u32 = 8;
 pub(crate) const PF_FETCH: u32 = 16;
+/// No page fault, and no bit of a guest's error code: a table on the way is lost.
+pub(crate) const TABLE_LOST: u32 = 1 << 31;
 
 const P: u64 = 1;
 const RW: u64 = 1 << 1;
@@ -77,9 +79,9 @@ impl Cpu {
     }
 
     /// Reads an entry; outside RAM it reads as zero (not present).
-    fn entry(&self, gpa: u64, wide: bool) -> (u64, Option<HostPtr>) {
-        let Some(page) = self.ram.page(gpa) else {
-            return (0, None);
+    fn entry(&self, gpa: u64, wide: bool) -> Result<(u64, Option<HostPtr>), u32> {
+        let Some(page) = self.ram.page(gpa).map_err(|Lost| TABLE_LOST)? else {
+            return Ok((0, None));
         };
         let p = page.add((gpa & (PAGE - 1)) as usize);
         let v = if wide {
@@ -87,7 +89,7 @@ impl Cpu {
         } else {
             u64::from(p.load::<u32>())
         };
-        (v, Some(p))
+        Ok((v, Some(p)))
     }
 
     /// Sets bits of an entry as hardware does: atomically, and the page holding it is dirtied.
@@ -107,7 +109,7 @@ impl Cpu {
         }
     }
 
-    /// Translates `va`; the error is a page-fault error code. Sets A, and D for a write.
+    /// Translates `va`; the error is a page-fault error code, or [`TABLE_LOST`]. Sets A, and D for a write.
     pub(crate) fn walk(&self, va: u64, kind: Access, who: Who) -> Result<Leaf, u32> {
         if !self.paging() {
             return Ok(Leaf {
@@ -128,7 +130,7 @@ impl Cpu {
             let shift = 12 + f.bits * (level - 1);
             let index = va >> shift & ((1 << f.bits) - 1);
             let gpa = table + index * if f.wide { 8 } else { 4 };
-            let (e, at) = self.entry(gpa, f.wide);
+            let (e, at) = self.entry(gpa, f.wide)?;
             if e & P == 0 {
                 return Err(base_err);
             }
