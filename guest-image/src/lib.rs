@@ -48,11 +48,9 @@
 //! ```
 
 mod artifact;
-pub mod file_error;
 pub mod image;
 pub mod kernel;
 pub mod progress;
 
 pub use artifact::name::valid_name;
-pub use artifact::staging;
-pub use file_error::FileError;
+pub use artifact::names_in;

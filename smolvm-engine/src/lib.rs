@@ -63,8 +63,9 @@ pub use api::{
     process,
 };
 pub use channel::ChannelError;
+pub use durable_files::FileError;
 pub use error_chain::chain;
-pub use guest_image::{FileError, image, kernel, progress};
+pub use guest_image::{image, kernel, progress};
 pub use home::{Home, HomeError};
 pub use machine::{
     Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineDirError, MachineOrigin, MachineSpec,
@@ -73,7 +74,10 @@ pub use name::{InvalidName, MAX_NAME_BYTES, MachineName};
 pub use point::PointError;
 pub use time::format_utc;
 
-use guest_image::file_error;
+/// What the host says of a file.
+mod file_error {
+    pub(crate) use durable_files::FileError;
+}
 
 /// The guest agent of this version, a static program: `/init` of a machine's
 /// [initramfs](kernel::Kernel::initramfs).

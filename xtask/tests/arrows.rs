@@ -27,7 +27,7 @@ const ARROWS: &[(&str, Option<&[&str]>)] = &[
     ("hvf-backend", Some(&["vmm-core"])),
     // Only for `StateRecord` and its codec.
     ("vmm-core", Some(&["snapshot-format"])),
-    ("guest-image", Some(&["cas-store"])),
+    ("guest-image", Some(&["cas-store", "durable-files"])),
     ("guest-agent", Some(&["agent-protocol"])),
     ("cas-store", Some(&["durable-files"])),
     ("durable-files", Some(&[])),

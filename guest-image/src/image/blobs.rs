@@ -6,9 +6,10 @@ use std::io::{self, BufReader, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use durable_files::FileError;
+
 use super::error::ImageError;
 use super::tar::{TarKind, TarReader};
-use crate::file_error::FileError;
 
 /// Most members of an archive whose names are kept. Image archives have a few
 /// for each layer; a root file system has more and needs none of them.

@@ -8,12 +8,13 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use durable_files::FileError;
+
 use super::error::{EntryError, ImageError};
 use super::ext4;
 use super::spool::{BLOCK_BYTES, Spool};
 use super::tar::{TarEntry, TarKind, TarReader};
 use super::tree::{Device, Kind, Meta, NodeId, Timestamp, Tree, Xattrs};
-use crate::file_error::FileError;
 use crate::progress::Phase;
 
 /// Prefix of whiteouts in the layers of an image.

@@ -6,8 +6,9 @@ use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, Command, Stdio};
 
+use durable_files::FileError;
+
 use super::error::ImageError;
-use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 
 /// The release that images are made of.

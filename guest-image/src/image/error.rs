@@ -3,11 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
+use durable_files::FileError;
+
 use super::ext4::Ext4Error;
 use super::map::MapError;
 use super::tar::TarError;
 use super::tree::TreeError;
-use crate::file_error::FileError;
 
 /// Why an image cannot be imported, built, listed or removed.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +25,15 @@ pub enum ImageError {
     Exists {
         /// The name.
         name: String,
+    },
+    /// It is there, whole, but could not be made durable.
+    #[error("the image `{name}` is there, but a power loss may take it away")]
+    NotDurable {
+        /// The name.
+        name: String,
+        /// What failed.
+        #[source]
+        source: FileError,
     },
     /// No image of that name.
     #[error("there is no image named `{name}`")]
@@ -174,7 +184,7 @@ impl ImageError {
             Self::Damaged { name, .. } | Self::BadDescription { name, .. } => Some(format!(
                 "remove it and import it again: smolvm image rm {name}"
             )),
-            Self::Io(error) => error.full_home_hint(),
+            Self::Io(error) => crate::artifact::full_home_hint(error),
             Self::Archive { .. } => Some("fetch or make the archive again".into()),
             Self::Build { .. } => build_hint(),
             _ => None,

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use cas_store::{CaptureOptions, ChunkId, Store, StoreError};
+use durable_files::{FileError, PublishError, Staging};
 
 use super::config::ImageConfig;
 use super::contents::Contents;
@@ -15,8 +16,6 @@ use super::map::{CHUNK_BYTES, ImageMap};
 use super::{prepare, source};
 use crate::artifact;
 use crate::artifact::name::valid_name;
-use crate::artifact::staging::{PublishError, Staging};
-use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 
 /// Directory of the passing store that writes the packs.
@@ -79,8 +78,7 @@ impl<'a> Job<'a> {
         if fs::symlink_metadata(collection.join(name)).is_ok() {
             return Err(ImageError::Exists { name: name.into() });
         }
-        let stage = Staging::create(&collection)
-            .map_err(FileError::at("make a directory in", &collection))?;
+        let stage = artifact::stage(&collection)?;
         Ok(Self {
             name,
             stage,
@@ -90,7 +88,7 @@ impl<'a> Job<'a> {
 
     /// Makes the file system, cuts it into chunks and publishes.
     fn finish(
-        self,
+        mut self,
         mut contents: Contents,
         config: ImageConfig,
         origin: &str,
@@ -124,9 +122,13 @@ impl<'a> Job<'a> {
                 .map_err(FileError::at("write", &path))?;
         }
         let name = self.name;
-        let dir = self.stage.publish(name).map_err(|error| match error {
+        let dir = self.stage.publish_as(name).map_err(|error| match error {
             PublishError::Taken => ImageError::Exists { name: name.into() },
-            PublishError::Io(source) => FileError::at("publish", Path::new(name))(source).into(),
+            PublishError::File(source) => source.into(),
+            PublishError::Unknown(source) => ImageError::NotDurable {
+                name: name.into(),
+                source,
+            },
         })?;
         Ok(Image::new(name, dir, info))
     }

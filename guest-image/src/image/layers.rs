@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 
+use durable_files::FileError;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
@@ -12,7 +13,6 @@ use super::config::{ARCHITECTURE, ImageConfig};
 use super::contents::{Contents, Whiteouts};
 use super::error::ImageError;
 use crate::artifact::decompress::{Bounded, Compression};
-use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 
 /// Largest JSON document.

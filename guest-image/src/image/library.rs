@@ -5,15 +5,15 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use cas_store::PackSet;
+use durable_files::FileError;
 use serde::{Deserialize, Serialize};
 
 use super::config::ImageConfig;
 use super::error::ImageError;
 use super::map::{ImageMap, MapError};
+use crate::artifact;
 use crate::artifact::decompress::Bounded;
 use crate::artifact::name::valid_name;
-use crate::artifact::staging;
-use crate::file_error::FileError;
 
 /// The name of the image that machines get by default.
 pub const DEFAULT_NAME: &str = "debian";
@@ -142,10 +142,7 @@ pub fn list(home: &Path) -> Result<Vec<Image>, ImageError> {
 /// its data.
 pub fn remove(home: &Path, name: &str) -> Result<(), ImageError> {
     let collection = home.join(COLLECTION);
-    if valid_name(name)
-        && staging::remove(&collection, name)
-            .map_err(FileError::at("remove", &collection.join(name)))?
-    {
+    if valid_name(name) && artifact::remove(&collection, name)? {
         return Ok(());
     }
     Err(ImageError::NotFound { name: name.into() })
@@ -153,8 +150,7 @@ pub fn remove(home: &Path, name: &str) -> Result<(), ImageError> {
 
 /// The names of all images, sorted, also of damaged ones. Changes nothing.
 pub fn names(home: &Path) -> Result<Vec<String>, ImageError> {
-    let collection = home.join(COLLECTION);
-    Ok(staging::list(&collection).map_err(FileError::at("list", &collection))?)
+    Ok(artifact::names_in(&home.join(COLLECTION))?)
 }
 
 fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>, ImageError> {

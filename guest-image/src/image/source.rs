@@ -4,13 +4,14 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::path::Path;
 
+use durable_files::FileError;
+
 use super::blobs::Blobs;
 use super::config::ImageConfig;
 use super::contents::{Contents, Whiteouts};
 use super::error::ImageError;
 use super::layers::{self, MAX_UNPACKED_BYTES};
 use crate::artifact::decompress::{Bounded, Compression};
-use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 
 /// Reads the directory or archive at `path` into `contents`; `scratch` is a

@@ -3,7 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::file_error::FileError;
+use durable_files::FileError;
+
 use crate::image::ImageError;
 
 /// Why a kernel cannot be imported, listed or used.
@@ -21,6 +22,15 @@ pub enum KernelError {
     Exists {
         /// The name.
         name: String,
+    },
+    /// It is there, whole, but could not be made durable.
+    #[error("the kernel `{name}` is there, but a power loss may take it away")]
+    NotDurable {
+        /// The name.
+        name: String,
+        /// What failed.
+        #[source]
+        source: FileError,
     },
     /// No kernel of that name.
     #[error("there is no kernel named `{name}`")]
@@ -177,7 +187,7 @@ impl KernelError {
                     .into(),
             ),
             Self::Fetch { .. } => Some("refresh the package lists as root: apt-get update".into()),
-            Self::Io(error) => error.full_home_hint(),
+            Self::Io(error) => crate::artifact::full_home_hint(error),
             _ => None,
         }
     }

@@ -4,8 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use durable_files::FileError;
+
 use super::error::KernelError;
-use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 
 /// A package that depends on the current kernel.

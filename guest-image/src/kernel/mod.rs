@@ -47,6 +47,7 @@ mod source;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use durable_files::{FileError, PublishError};
 use serde::{Deserialize, Serialize};
 
 pub use elf::Entry;
@@ -56,8 +57,6 @@ pub use source::KernelSource;
 
 use crate::artifact;
 use crate::artifact::name::valid_name;
-use crate::artifact::staging::{self, PublishError, Staging};
-use crate::file_error::FileError;
 use crate::progress::{Phase, Progress};
 use cpio::Cpio;
 use modules::{Module, SelectError};
@@ -129,13 +128,16 @@ pub fn import(
     if collection.join(name).exists() {
         return Err(KernelError::Exists { name: name.into() });
     }
-    let stage =
-        Staging::create(&collection).map_err(FileError::at("make a directory in", &collection))?;
+    let mut stage = artifact::stage(&collection)?;
     let files = KernelFiles::open(source, stage.path(), progress)?;
     let info = write_files(stage.path(), files, source, progress)?;
-    let dir = stage.publish(name).map_err(|error| match error {
+    let dir = stage.publish_as(name).map_err(|error| match error {
         PublishError::Taken => KernelError::Exists { name: name.into() },
-        PublishError::Io(source) => FileError::at("publish", &collection.join(name))(source).into(),
+        PublishError::File(source) => source.into(),
+        PublishError::Unknown(source) => KernelError::NotDurable {
+            name: name.into(),
+            source,
+        },
     })?;
     Ok(Kernel {
         name: name.into(),
@@ -173,10 +175,7 @@ pub fn list(home: &Path) -> Result<Vec<Kernel>, KernelError> {
 /// Removes a kernel. Machines made with it have their own copy.
 pub fn remove(home: &Path, name: &str) -> Result<(), KernelError> {
     let collection = home.join(COLLECTION);
-    if valid_name(name)
-        && staging::remove(&collection, name)
-            .map_err(FileError::at("remove", &collection.join(name)))?
-    {
+    if valid_name(name) && artifact::remove(&collection, name)? {
         return Ok(());
     }
     Err(KernelError::NotFound { name: name.into() })
@@ -184,8 +183,7 @@ pub fn remove(home: &Path, name: &str) -> Result<(), KernelError> {
 
 /// The names of all kernels, sorted, also of damaged ones. Changes nothing.
 pub fn names(home: &Path) -> Result<Vec<String>, KernelError> {
-    let collection = home.join(COLLECTION);
-    Ok(staging::list(&collection).map_err(FileError::at("list", &collection))?)
+    Ok(artifact::names_in(&home.join(COLLECTION))?)
 }
 
 impl Kernel {

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
+use durable_files::FileError;
+
 use super::error::KernelError;
 use crate::artifact::decompress::{Bounded, Compression};
-use crate::file_error::FileError;
 use crate::image::contents::{Contents, Whiteouts};
 use crate::progress::{Phase, Progress};
 

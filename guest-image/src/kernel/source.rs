@@ -5,12 +5,13 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use durable_files::FileError;
+
 use super::bzimage::{self, MAX_VMLINUX_BYTES};
 use super::error::KernelError;
 use super::modules::{self, ModuleSource};
 use super::package;
 use crate::artifact::decompress::{Bounded, Compression};
-use crate::file_error::FileError;
 use crate::image::contents::Contents;
 use crate::image::tree::NodeId;
 use crate::progress::Progress;

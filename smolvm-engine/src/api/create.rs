@@ -2,6 +2,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+
+use durable_files::{OsBackend, PublishError, Staging};
 
 use crate::api::{Engine, EngineError, MachineInfo};
 use crate::file_error::FileError;
@@ -14,7 +17,6 @@ use crate::machine::{
 use crate::name::MachineName;
 use crate::phase::Phase;
 use crate::supervisor::unix_now;
-use guest_image::staging::{PublishError, Staging};
 
 /// Smallest guest memory in bytes that a kernel boots in.
 const MIN_MEMORY_BYTES: u64 = 96 << 20;
@@ -61,10 +63,7 @@ impl Engine {
         let name = self.choose_name(options.name.as_ref())?;
         let mut spec = options.spec;
         take_image_defaults(&mut spec, &image);
-        let staging = Staging::create(&self.home().machines()).map_err(FileError::at(
-            "create a directory in",
-            &self.home().machines(),
-        ))?;
+        let staging = Staging::create(Arc::new(OsBackend), &self.home().machines())?;
         let dir = MachineDir::new(staging.path().to_owned());
         fill_from_image(&dir, &image, &kernel, spec.disk_bytes)?;
         let machine = MachineFile {
@@ -126,7 +125,7 @@ impl Engine {
             named(&mut machine);
             dir.write(&machine)?;
             Phase::MachineStaged.reached();
-            match staging.try_publish(machine.name.as_str()) {
+            match staging.publish_as(machine.name.as_str()) {
                 Ok(_) => {
                     Phase::MachineCreated.reached();
                     return self.machine(&machine.name);
@@ -137,9 +136,8 @@ impl Engine {
                     let name = machine.name;
                     return Err(EngineError::MachineExists { name });
                 }
-                Err(PublishError::Io(source)) => {
-                    let path = self.home().machine(&machine.name);
-                    return Err(FileError::at("publish", &path)(source).into());
+                Err(PublishError::File(error) | PublishError::Unknown(error)) => {
+                    return Err(error.into());
                 }
             }
         }

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cas_store::{PackSet, PointId, Store};
+use durable_files::{OsBackend, Staging};
 use snapshot_format::{CheckpointId, IdPrefix, Point, PointRecord};
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::check_profile;
@@ -11,7 +13,6 @@ use vmm_core::x86::check_profile;
 use super::create::with_hostname;
 use crate::api::{Engine, EngineError, MachineInfo};
 use crate::backend;
-use crate::file_error::FileError;
 use crate::machine::{
     Backend, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile, MachineOrigin, MachineSpec,
     RecordedState,
@@ -20,7 +21,6 @@ use crate::name::MachineName;
 use crate::point::{CheckpointDir, History, PointError, read_point};
 use crate::restore::{BootCache, FoundPoint, check_sound, fill_from_point};
 use crate::supervisor::unix_now;
-use guest_image::staging::Staging;
 
 /// Host and guest may differ by so many parts per million in the rate of their TSCs.
 const TSC_TOLERANCE_PPM: u64 = 250;
@@ -100,10 +100,7 @@ impl Engine {
         check_equal(&options, point.record())?;
         self.check_host(point, options.backend)?;
         let name = self.choose_name(options.name.as_ref())?;
-        let staging = Staging::create(&self.home().machines()).map_err(FileError::at(
-            "create a directory in",
-            &self.home().machines(),
-        ))?;
+        let staging = Staging::create(Arc::new(OsBackend), &self.home().machines())?;
         let dir = MachineDir::new(staging.path().to_owned());
         let cache = BootCache::new(self.home());
         fill_from_point(&dir, &found, &cache)?;

@@ -15,6 +15,9 @@ mod power;
 pub mod process;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use durable_files::OsBackend;
 
 use self::info::describe;
 use self::process::ProcessModel;
@@ -23,7 +26,6 @@ use crate::file_error::FileError;
 use crate::home::Home;
 use crate::machine::{MachineDir, MachineFile};
 use crate::name::MachineName;
-use guest_image::staging;
 
 pub use self::checkpoint::{Checkpoint, CheckpointOptions, DEFAULT_HISTORY, LogEntry};
 pub use self::control::AgentConnection;
@@ -78,7 +80,7 @@ impl Engine {
     /// The names of all machines, sorted. Changes nothing.
     pub fn machine_names(&self) -> Result<Vec<MachineName>, EngineError> {
         let machines = self.home().machines();
-        let names = staging::list(&machines).map_err(FileError::at("list", &machines))?;
+        let names = guest_image::names_in(&machines)?;
         Ok(names
             .into_iter()
             .filter_map(|name| name.parse().ok())
@@ -153,9 +155,7 @@ impl Engine {
             drop(dir.lock_running()?);
         }
         let machines = self.home().machines();
-        if !staging::remove(&machines, name.as_str())
-            .map_err(FileError::at("remove", dir.path()))?
-        {
+        if !durable_files::remove_whole(Arc::new(OsBackend), &machines, name.as_str())? {
             return Err(EngineError::NoMachine { name: name.clone() });
         }
         Ok(())
