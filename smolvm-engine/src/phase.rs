@@ -25,8 +25,10 @@ pub enum Operation {
     Checkpoint,
     /// `create --from`.
     CreateFrom,
-    /// `start` of a machine that was made from a point.
+    /// `start` of a machine that was made from a point, and the start within `undo`.
     Restore,
+    /// `undo`.
+    Undo,
 }
 
 /// Which process reaches a phase.
@@ -104,6 +106,14 @@ phases! {
     Rebased = "rebased", Checkpoint, Vmm;
     /// Everything is done but the answer.
     LayersDropped = "layers-dropped", Checkpoint, Supervisor;
+    /// What the target of an undo needs is linked into a directory of the machine's.
+    TargetHeld = "target-held", Undo, Command;
+    /// The state that is left is saved, or given up; the guest may still run.
+    StateKept = "state-kept", Undo, Supervisor;
+    /// Nothing runs, the machine pins the target; `machine.json` is as it was.
+    TargetPinned = "target-pinned", Undo, Command;
+    /// `machine.json` says that the machine goes on at the target; former layers are still there.
+    PutBack = "put-back", Undo, Command;
     /// The new machine is whole in a staging directory.
     MachineStaged = "machine-staged", CreateFrom, Command;
     /// It has its name; the command did not say so.

@@ -53,6 +53,12 @@ pub(crate) enum MachineCommand {
     /// List saved points, or one point and its parents
     #[command(alias = "log")]
     CheckpointLog(CheckpointLogArgs),
+    /// Take a machine back to a saved point, in whatever state it is
+    #[command(
+        long_about = "Take a machine back to a saved point, in place and under its name, in whatever state it is.\n\n\
+            The state that is left is saved first; going there again is `undo --to` its id."
+    )]
+    Undo(UndoArgs),
 }
 
 /// One machine, named as `NAME`, `--name NAME` or `-n NAME`.
@@ -205,6 +211,20 @@ pub(crate) struct CheckpointArgs {
     /// What to remember about it
     #[arg(short, long, value_name = "TEXT")]
     pub(crate) message: Option<String>,
+}
+
+/// `machine undo`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm undo agent")]
+pub(crate) struct UndoArgs {
+    #[command(flatten)]
+    pub(crate) machine: Named,
+    /// Point: ~N counted from the last one, an id, or the beginning of one [default: the last one]
+    #[arg(long, value_name = "GEN")]
+    pub(crate) to: Option<String>,
+    /// Give the present state up instead of saving it first
+    #[arg(long)]
+    pub(crate) discard: bool,
 }
 
 /// `machine checkpoint-log`.

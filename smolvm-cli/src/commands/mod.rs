@@ -17,6 +17,7 @@ mod start;
 mod stop;
 mod system;
 mod terminal;
+mod undo;
 
 use std::process::ExitCode;
 
@@ -76,5 +77,6 @@ fn machine(
             checkpoint::checkpoint(&engine()?, printer, args).map(done)
         }
         MachineCommand::CheckpointLog(args) => checkpoint::log(&engine()?, printer, args).map(done),
+        MachineCommand::Undo(args) => undo::undo(&engine()?, printer, args).map(done),
     }
 }

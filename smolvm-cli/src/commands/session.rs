@@ -65,6 +65,7 @@ pub(crate) fn run(
     } else {
         None
     };
+    let undos = engine.undo_count(name)?;
     let session = engine.exec(name, options)?;
     foreground.set(Some(Current {
         writer: session.writer.clone(),
@@ -78,7 +79,7 @@ pub(crate) fn run(
     let ended = session.run(stdin, &mut stdout, &mut stderr);
     foreground.set(None);
     drop(raw);
-    let outcome = ended.map_err(|source| broken(engine, name, source))?;
+    let outcome = ended.map_err(|source| broken(engine, name, undos, source))?;
     if let (Outcome::TimedOut, Some(timeout)) = (outcome, timeout) {
         printer.warning(&format!(
             "the command was ended after {}",
@@ -88,15 +89,16 @@ pub(crate) fn run(
     Ok(outcome.exit_code().into())
 }
 
-/// Why a command's connection ended before the command did.
-fn broken(engine: &Engine, name: &MachineName, source: ClientError) -> Failure {
+/// Why a command's connection ended before the command did; `undos` is how often the machine had gone back before.
+fn broken(engine: &Engine, name: &MachineName, undos: u64, source: ClientError) -> Failure {
     if let ClientError::Output(source) = source {
         return Failure::Output(source);
     }
-    let state = match engine.machine(name) {
-        Ok(machine) => format!("is {}", describe::state(&machine.state)),
-        Err(EngineError::NoMachine { .. }) => "was deleted".to_owned(),
-        Err(_) => "cannot be read".to_owned(),
+    let state = match (engine.went_back(name, undos), engine.machine(name)) {
+        (Some(point), _) => format!("went back to point {}", describe::short(&point)),
+        (None, Ok(machine)) => format!("is {}", describe::state(&machine.state)),
+        (None, Err(EngineError::NoMachine { .. })) => "was deleted".to_owned(),
+        (None, Err(_)) => "cannot be read".to_owned(),
     };
     Failure::Engine(EngineError::CommandLost {
         name: name.clone(),

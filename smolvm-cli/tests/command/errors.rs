@@ -55,7 +55,6 @@ fn wrong_usage() {
 fn what_is_not_there_yet_is_refused() {
     let home = Home::new();
     for line in [
-        "machine undo --name a --to ~2",
         "machine try --check true -- false",
         "machine branch --from a --name b",
         "machine branch-release --name b",
@@ -68,7 +67,7 @@ fn what_is_not_there_yet_is_refused() {
         "machine checkpoint-export x -o -",
         "machine checkpoint-import -",
         "machine tree --dot",
-        "machine undo --help",
+        "machine branch --help",
         "machine create -v /a:/b",
         "machine create -p 80:80",
         "machine create --net",

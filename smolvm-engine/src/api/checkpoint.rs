@@ -6,6 +6,7 @@ use std::time::Duration;
 use cas_store::{DirectoryState, Store};
 use snapshot_format::{CheckpointId, LineageEntry};
 
+use super::phases::Phases;
 use crate::api::Engine;
 use crate::api::error::{EngineError, free_name};
 use crate::channel::control::{CheckpointDone, CheckpointRequest, Control, ControlReply};
@@ -119,14 +120,11 @@ impl Engine {
             history: options.history,
             message: options.message.clone(),
         });
-        let mut phases = Phases {
-            progress,
-            current: None,
-        };
+        let mut phases = Phases::new(progress);
         let reply = self.control_with_progress(name, &request, &mut |phase, done, total| {
             phases.report(phase, done, total);
         });
-        phases.end();
+        drop(phases);
         match reply? {
             ControlReply::Saved(done) => Ok(saved(done)),
             ControlReply::Failed { message, hint } => Err(EngineError::Refused {
@@ -254,36 +252,6 @@ fn check_output(output: &Path, store: &Path) -> Result<PathBuf, EngineError> {
         return refuse(format!("it lies in the store {}", store.display()));
     }
     Ok(output)
-}
-
-/// Turns the supervisor's reports into phases of a [`Progress`].
-struct Phases<'a> {
-    progress: &'a dyn Progress,
-    current: Option<(String, u64)>,
-}
-
-impl Phases<'_> {
-    fn report(&mut self, phase: &str, done: u64, total: Option<u64>) {
-        if self
-            .current
-            .as_ref()
-            .is_none_or(|(current, _)| current != phase)
-        {
-            self.end();
-            self.progress.begin(phase, total);
-            self.current = Some((phase.to_owned(), 0));
-        }
-        if let Some((_, before)) = &mut self.current {
-            self.progress.advance(done.saturating_sub(*before));
-            *before = done.max(*before);
-        }
-    }
-
-    fn end(&mut self) {
-        if self.current.take().is_some() {
-            self.progress.end();
-        }
-    }
 }
 
 #[cfg(test)]

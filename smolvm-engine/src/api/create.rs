@@ -87,6 +87,7 @@ impl Engine {
             has_identity: false,
             branchable: true,
             starts: 0,
+            undos: 0,
             spec,
             name,
         };

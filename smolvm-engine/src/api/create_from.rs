@@ -124,7 +124,7 @@ impl Engine {
                 let dir = CheckpointDir::new(path);
                 (dir.history()?, PackSet::open([dir.packs()]))
             }
-            PointSource::Id(id) => self.find_in_store(id)?,
+            PointSource::Id(id) => find_in_store(&self.home().store(), id)?,
         };
         let position = match &options.at {
             Some(at) => history.resolve(at)?,
@@ -136,45 +136,8 @@ impl Engine {
         })
     }
 
-    fn find_in_store(&self, asked: &str) -> Result<(History, PackSet), EngineError> {
-        let not_there = |candidates: Vec<String>| PointError::NotInStore {
-            asked: asked.to_owned(),
-            candidates,
-        };
-        let missing = || not_there(Vec::new());
-        let prefix = IdPrefix::parse(asked).map_err(|_| missing())?;
-        let store = Store::open_existing(self.home().store())?;
-        let ids: Vec<CheckpointId> = store
-            .points()?
-            .into_iter()
-            .map(|point| CheckpointId(point.id.0))
-            .filter(|id| prefix.matches(id))
-            .collect();
-        let &[id] = ids.as_slice() else {
-            return Err(not_there(ids.iter().map(CheckpointId::short).collect()).into());
-        };
-        let record = store.record_path(&PointId(id.0));
-        if record.exists() {
-            let own = read_point(&record, Some(id))?;
-            let records = record.parent().unwrap_or(Path::new("/")).to_owned();
-            return Ok((
-                History::follow(own, &record, &records)?,
-                PackSet::open([store.packs_dir()]),
-            ));
-        }
-        // Its directory holds it, if that is still there.
-        let directory = store
-            .points()?
-            .into_iter()
-            .find(|point| point.id.0 == id.0)
-            .and_then(|point| point.directory);
-        let directory = directory.ok_or_else(missing)?;
-        let dir = CheckpointDir::new(directory.path);
-        Ok((dir.history()?, PackSet::open([dir.packs()])))
-    }
-
     /// Whether a backend of this host can run the point.
-    fn check_host(&self, point: &Point, backend: Backend) -> Result<(), EngineError> {
+    pub(super) fn check_host(&self, point: &Point, backend: Backend) -> Result<(), EngineError> {
         let unrestorable = |reason: String| EngineError::Unrestorable {
             id: point.id().short(),
             reason,
@@ -203,6 +166,44 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// The point of a store with this id, or whose id begins so, and its parents as far as they are there.
+pub(super) fn find_in_store(store: &Path, asked: &str) -> Result<(History, PackSet), EngineError> {
+    let not_there = |candidates: Vec<String>| PointError::NotInStore {
+        asked: asked.to_owned(),
+        candidates,
+    };
+    let missing = || not_there(Vec::new());
+    let prefix = IdPrefix::parse(asked).map_err(|_| missing())?;
+    let store = Store::open_existing(store)?;
+    let ids: Vec<CheckpointId> = store
+        .points()?
+        .into_iter()
+        .map(|point| CheckpointId(point.id.0))
+        .filter(|id| prefix.matches(id))
+        .collect();
+    let &[id] = ids.as_slice() else {
+        return Err(not_there(ids.iter().map(CheckpointId::short).collect()).into());
+    };
+    let record = store.record_path(&PointId(id.0));
+    if record.exists() {
+        let own = read_point(&record, Some(id))?;
+        let records = record.parent().unwrap_or(Path::new("/")).to_owned();
+        return Ok((
+            History::follow(own, &record, &records)?,
+            PackSet::open([store.packs_dir()]),
+        ));
+    }
+    // Its directory holds it, if that is still there.
+    let directory = store
+        .points()?
+        .into_iter()
+        .find(|point| point.id.0 == id.0)
+        .and_then(|point| point.directory);
+    let directory = directory.ok_or_else(missing)?;
+    let dir = CheckpointDir::new(directory.path);
+    Ok((dir.history()?, PackSet::open([dir.packs()])))
 }
 
 /// What a point fixes may be repeated only if equal.
@@ -286,5 +287,6 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
         has_identity: false,
         branchable: true,
         starts: 0,
+        undos: 0,
     }
 }

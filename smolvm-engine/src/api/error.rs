@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use agent_protocol::client::ClientError;
 use cas_store::StoreError;
+use snapshot_format::ResolveError;
 use thiserror::Error;
 
 use crate::backend::{self, BackendError};
@@ -17,6 +18,7 @@ use crate::machine::MachineDirError;
 use crate::name::{InvalidName, MachineName};
 use crate::point::PointError;
 use crate::restore::PlaceError;
+use crate::save::disk_capture::DiskCaptureError;
 
 /// What kind of error it is, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +116,64 @@ pub enum EngineError {
         /// Its state.
         state: String,
     },
+    /// There is nothing to go back to.
+    #[error("{name} has no point to go back to: it was never saved")]
+    NoPoint {
+        /// The machine.
+        name: MachineName,
+    },
+    /// Not a point that the machine can go to, or an ambiguous prefix.
+    #[error("{}", match candidates.len() {
+        0 => format!("{name} has no point {asked}: neither it nor its stores hold one"),
+        _ => format!("{asked} names several points: {}", candidates.join(", ")),
+    })]
+    NoSuchPoint {
+        /// The machine.
+        name: MachineName,
+        /// What was asked for.
+        asked: String,
+        /// Short ids of the points that it may mean.
+        candidates: Vec<String>,
+        /// The store that the machine is saved into.
+        store: PathBuf,
+    },
+    /// A machine has not so many points.
+    #[error("{name} cannot go back so far")]
+    NoGeneration {
+        /// The machine.
+        name: MachineName,
+        /// What there is.
+        #[source]
+        source: ResolveError,
+        /// The store that the machine is saved into.
+        store: PathBuf,
+    },
+    /// A point of a machine of another kind.
+    #[error("{name} cannot become point {id}: it has another {what}")]
+    OtherMachine {
+        /// The machine.
+        name: MachineName,
+        /// The point's id.
+        id: String,
+        /// What of it differs.
+        what: &'static str,
+    },
+    /// A machine that does not run has written to its disk since its head: no point can hold that.
+    #[error(
+        "{name} does not run and its disk changed since it was saved: that state cannot be kept"
+    )]
+    DiskNotKept {
+        /// The machine.
+        name: MachineName,
+    },
+    /// The state that an undo would leave could not be saved.
+    #[error("{name} stays as it is, its state could not be kept: {reason}")]
+    NotKept {
+        /// The machine.
+        name: MachineName,
+        /// Why not.
+        reason: String,
+    },
     /// A value that is not allowed.
     #[error("{what}")]
     Invalid {
@@ -199,6 +259,9 @@ pub enum EngineError {
         /// The next step, where there is one.
         hint: Option<String>,
     },
+    /// A machine's disk could not be read.
+    #[error(transparent)]
+    Disk(Box<dyn std::error::Error + Send + Sync>),
     /// The host failed.
     #[error(transparent)]
     Io(#[from] FileError),
@@ -213,6 +276,9 @@ impl EngineError {
             | Self::Kernel(KernelError::NotFound { .. } | KernelError::NoDefault { .. }) => {
                 ErrorCode::NotFound
             }
+            Self::NoSuchPoint { .. } | Self::NoGeneration { .. } => ErrorCode::NotFound,
+            Self::NoPoint { .. } | Self::DiskNotKept { .. } => ErrorCode::State,
+            Self::OtherMachine { .. } => ErrorCode::Invalid,
             Self::MachineExists { .. } => ErrorCode::Exists,
             Self::Name(_) | Self::Invalid { .. } | Self::WhichMachine { .. } => ErrorCode::Invalid,
             Self::WrongState { .. } => ErrorCode::State,
@@ -251,6 +317,19 @@ impl EngineError {
             Self::WrongState { name, .. } => {
                 Some(format!("start it with: smolvm machine start --name {name}"))
             }
+            Self::NoPoint { name } => Some(format!(
+                "save it while it runs with: smolvm machine checkpoint --name {name}"
+            )),
+            Self::NoSuchPoint { store, .. } | Self::NoGeneration { store, .. } => Some(format!(
+                "list the points with: smolvm machine checkpoint-log --store {}",
+                store.display()
+            )),
+            Self::OtherMachine { id, .. } => Some(format!(
+                "make a machine of it with: smolvm machine create --name NEW --from {id}"
+            )),
+            Self::DiskNotKept { name } | Self::NotKept { name, .. } => Some(format!(
+                "give that state up with: smolvm machine undo --name {name} --discard"
+            )),
             Self::Invalid { hint, .. } => hint.clone(),
             Self::MachineDir(MachineDirError::Damaged { path, .. }) => {
                 let name = path.parent()?.file_name()?.to_string_lossy();
@@ -286,6 +365,12 @@ impl EngineError {
             Self::Refused { hint, .. } => hint.clone(),
             error => full_hint(error),
         }
+    }
+}
+
+impl From<DiskCaptureError> for EngineError {
+    fn from(error: DiskCaptureError) -> Self {
+        Self::Disk(error.into())
     }
 }
 

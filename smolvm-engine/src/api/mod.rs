@@ -11,8 +11,11 @@ pub mod doctor;
 pub(crate) mod error;
 mod exec;
 mod info;
+mod phases;
 mod power;
 pub mod process;
+mod undo;
+mod undo_target;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,6 +41,7 @@ pub use self::error::{EngineError, ErrorCode};
 pub use self::exec::{ExecOptions, ExecSession, ExecWriter};
 pub use self::info::{MachineInfo, MachineState};
 pub use self::power::{StartOptions, Started, StopOptions, Stopped};
+pub use self::undo::{KeptState, UndoOptions, Undone};
 
 /// Where an engine works and how it runs machines.
 #[derive(Debug, Clone)]

@@ -163,7 +163,11 @@ impl Engine {
     }
 
     /// Starts the supervisor and waits for its report.
-    fn launch(&self, name: &MachineName, dir: &MachineDir) -> Result<StartReport, EngineError> {
+    pub(super) fn launch(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+    ) -> Result<StartReport, EngineError> {
         let log = dir.process_log();
         let (socket, child) = match &self.options.process_model {
             ProcessModel::Processes { program } => {

@@ -21,6 +21,9 @@ pub(crate) enum Control {
     /// Save the machine; answered by any number of [`ControlReply::Progress`] and then by
     /// [`ControlReply::Saved`].
     Checkpoint(CheckpointRequest),
+    /// Leave the machine for a point; answered by any number of [`ControlReply::Progress`] and then by
+    /// [`ControlReply::Undone`].
+    Undo(UndoRequest),
 }
 
 /// How to save.
@@ -34,6 +37,22 @@ pub(crate) struct CheckpointRequest {
     pub(crate) history: usize,
     /// The user's message.
     pub(crate) message: String,
+}
+
+/// How to leave a machine for a point.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UndoRequest {
+    /// How to keep the present state; without it that is given up.
+    pub(crate) keep: Option<CheckpointRequest>,
+}
+
+/// What became of a machine that was left.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UndoAnswer {
+    /// The state that was kept.
+    pub(crate) kept: Option<CheckpointDone>,
+    /// Why nothing was kept although it was to be.
+    pub(crate) lost: Option<String>,
 }
 
 /// A saved point.
@@ -82,6 +101,8 @@ pub(crate) enum ControlReply {
     },
     /// To [`Control::Checkpoint`].
     Saved(CheckpointDone),
+    /// To [`Control::Undo`]: nothing runs any more.
+    Undone(UndoAnswer),
     /// Done.
     Done,
     /// Refused or failed.

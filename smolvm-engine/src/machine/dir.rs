@@ -160,7 +160,16 @@ impl MachineDir {
 
     /// Whether somebody holds the run lock. Changes nothing.
     pub(crate) fn is_running(&self) -> Result<bool, MachineDirError> {
-        let path = self.path.join("run.lock");
+        self.is_locked("run.lock")
+    }
+
+    /// Whether somebody starts, stops or otherwise changes the machine from outside. Changes nothing.
+    pub(crate) fn is_operated(&self) -> Result<bool, MachineDirError> {
+        self.is_locked("operation.lock")
+    }
+
+    fn is_locked(&self, name: &str) -> Result<bool, MachineDirError> {
+        let path = self.path.join(name);
         let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),

@@ -46,6 +46,9 @@ pub(crate) struct MachineFile {
     /// How often it was started; the host's ports of its connections follow from it.
     #[serde(default)]
     pub(crate) starts: u64,
+    /// How often it went back to a point.
+    #[serde(default)]
+    pub(crate) undos: u64,
 }
 
 fn yes() -> bool {

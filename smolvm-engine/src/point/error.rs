@@ -38,6 +38,9 @@ pub enum PointError {
         /// The path.
         path: PathBuf,
     },
+    /// The id of a point in a machine's file is none.
+    #[error("the id of a point is damaged")]
+    Id(#[source] snapshot_format::InvalidId),
     /// The generation asked for does not exist, or is ambiguous.
     #[error(transparent)]
     Resolve(#[from] ResolveError),

@@ -36,7 +36,7 @@ pub(crate) fn read_point(path: &Path, expected: Option<CheckpointId>) -> Result<
 }
 
 /// A point and those of its parents that exist, newest first.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct History {
     points: Vec<Point>,
     /// The file of each point's record.
@@ -67,6 +67,14 @@ impl History {
             }
         }
         Ok(Self { points, files })
+    }
+
+    /// A point without its parents.
+    pub(crate) fn alone(own: Point, file: &Path) -> Self {
+        Self {
+            points: vec![own],
+            files: vec![file.to_owned()],
+        }
     }
 
     /// The points, newest first.

@@ -1,7 +1,9 @@
 //! Bringing points back: their data in a machine's directory.
 
+mod back;
 mod boot_cache;
 mod place;
 
+pub(crate) use back::{HeldPoint, prepare_disk};
 pub(crate) use boot_cache::BootCache;
 pub(crate) use place::{FoundPoint, PlaceError, check_sound, fill_from_point};

@@ -86,6 +86,20 @@ pub(crate) fn capture_disk(
     }])
 }
 
+/// Whether the machine's disk, which nobody writes to, may differ from its base.
+pub(crate) fn has_changes(
+    dir: &MachineDir,
+    machine: &MachineFile,
+) -> Result<bool, DiskCaptureError> {
+    for name in &machine.disk.layers {
+        let layer = open_layer(&dir.disk().join(name))?;
+        if !layer.changed_extents().is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Makes chunks of the machine's packs part of the capture.
 pub(crate) fn adopt(
     capture: &Capture,

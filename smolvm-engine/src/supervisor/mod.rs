@@ -14,6 +14,7 @@ mod serve;
 mod set_up;
 mod shared;
 mod tidy;
+mod undo;
 mod vmm_process;
 
 pub(crate) use agent::{AgentDialer, AgentError};

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::agent::AgentError;
 use super::checkpoint::checkpoint;
 use super::shared::Shared;
+use super::undo::undo;
 use crate::channel;
 use crate::channel::control::{Control, ControlReply, LiveStatus};
 use crate::channel::messages::ToVmm;
@@ -70,16 +71,7 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
             reply(connection, &ControlReply::Stopped { forced }, &[]);
         }
         Control::Checkpoint(request) => {
-            let progress = |phase: &str, done_bytes: u64, total_bytes: Option<u64>| {
-                let phase = phase.to_owned();
-                let message = ControlReply::Progress {
-                    phase,
-                    done_bytes,
-                    total_bytes,
-                };
-                channel::send(connection, &message, &[]).is_ok()
-            };
-            match checkpoint(shared, &request, &progress) {
+            match checkpoint(shared, &request, &report_to(connection)) {
                 Ok(done) => reply(connection, &ControlReply::Saved(done), &[]),
                 Err(error) => {
                     let hint = full_hint(&error).map(|hint| {
@@ -92,6 +84,10 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
                 }
             }
         }
+        Control::Undo(request) => match undo(shared, &request, &report_to(connection)) {
+            Ok(answer) => reply(connection, &ControlReply::Undone(answer), &[]),
+            Err(error) => fail(connection, chain(&error)),
+        },
         Control::ConsoleInput(bytes) => {
             let socket = shared
                 .vmm_socket
@@ -102,6 +98,19 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
                 Err(error) => fail(connection, chain(&error)),
             }
         }
+    }
+}
+
+/// Brings progress to whoever asked for long work; false when nobody waits any more.
+fn report_to(connection: &UnixStream) -> impl Fn(&str, u64, Option<u64>) -> bool + '_ {
+    move |phase, done_bytes, total_bytes| {
+        let phase = phase.to_owned();
+        let message = ControlReply::Progress {
+            phase,
+            done_bytes,
+            total_bytes,
+        };
+        channel::send(connection, &message, &[]).is_ok()
     }
 }
 

@@ -1,0 +1,78 @@
+//! `machine undo`.
+
+use serde_json::json;
+use smolvm_engine::{Engine, EngineError, MachineName, UndoOptions, Undone, format_utc};
+
+use crate::args::UndoArgs;
+use crate::failure::Failure;
+use crate::output::{Object, Printer, object};
+
+/// `machine undo`.
+pub(crate) fn undo(engine: &Engine, printer: &Printer, args: UndoArgs) -> Result<(), Failure> {
+    let name = engine.resolve(args.machine.given())?;
+    let mut options = UndoOptions::default();
+    options.to = args.to;
+    options.discard = args.discard;
+    let progress = printer.progress();
+    let undone = engine.undo(&name, &options, &*progress);
+    drop(progress);
+    report(printer, &name, undone?)
+}
+
+/// Says what was done; a failure where the guest at the point does not answer.
+fn report(printer: &Printer, name: &MachineName, undone: Undone) -> Result<(), Failure> {
+    if printer.is_json() {
+        printer.result(describe(name, &undone), "")?;
+    } else {
+        for line in lines(name, &undone) {
+            printer.line(&line)?;
+        }
+    }
+    if let Some(reason) = &undone.lost {
+        printer.warning(&format!("the state that was left is lost: {reason}"));
+    }
+    match undone.silent {
+        None => Ok(()),
+        Some(reason) => Err(Failure::Engine(EngineError::AgentSilent {
+            name: name.clone(),
+            reason,
+        })),
+    }
+}
+
+fn lines(name: &MachineName, undone: &Undone) -> Vec<String> {
+    let mut first = format!(
+        "'{name}' is back at {} of {}",
+        undone.short_id,
+        format_utc(undone.taken_unix)
+    );
+    if !undone.message.is_empty() {
+        first.push_str(&format!("  \"{}\"", undone.message));
+    }
+    first.push_str(&format!("   {:.2} s", undone.took.as_secs_f64()));
+    let mut lines = vec![first];
+    if let Some(kept) = &undone.kept {
+        lines.push(format!(
+            "  what it was is {}: smolvm machine undo --name {name} --to {}",
+            kept.short_id, kept.short_id
+        ));
+    }
+    lines
+}
+
+fn describe(name: &MachineName, undone: &Undone) -> Object {
+    let kept = undone.kept.as_ref();
+    object(json!({
+        "name": name.as_str(),
+        "id": undone.id,
+        "taken": format_utc(undone.taken_unix),
+        "message": undone.message,
+        "kept": kept.map(|kept| &kept.id),
+        "store": kept.map(|kept| kept.store.display().to_string()),
+        "lost": undone.lost,
+        "in_place": undone.in_place,
+        "backend": undone.backend,
+        "answers": undone.silent.is_none(),
+        "took_ms": undone.took.as_secs_f64() * 1e3,
+    }))
+}

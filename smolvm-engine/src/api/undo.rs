@@ -1,0 +1,272 @@
+//! Going back: a machine becomes what it was at a point, under its name.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::phases::Phases;
+use super::undo_target::UndoTarget;
+use crate::api::error::EngineError;
+use crate::api::{Engine, MachineState};
+use crate::channel::control::{
+    CheckpointDone, CheckpointRequest, Control, ControlReply, StartReport, UndoAnswer, UndoRequest,
+};
+use crate::machine::{MachineDir, MachineFile};
+use crate::name::MachineName;
+use crate::phase::Phase;
+use crate::progress::Progress;
+use crate::restore::{HeldPoint, check_sound, prepare_disk};
+use crate::save::disk_capture::has_changes;
+
+/// Pause between two looks at an undo that is under way.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// How long an undo that is under way is waited for to tell a command why it was cut off.
+const UNDO_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How to go back.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UndoOptions {
+    /// Where to: `~N` counted from the machine's head, a full id or a unique prefix; the head when absent.
+    pub to: Option<String>,
+    /// Give the present state up instead of saving it first.
+    pub discard: bool,
+}
+
+/// What [`Engine::undo`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Undone {
+    /// Full id of the point that the machine went back to; its head now.
+    pub id: String,
+    /// Its short id.
+    pub short_id: String,
+    /// Seconds since 1970 when that point was taken.
+    pub taken_unix: u64,
+    /// The user's message at that point.
+    pub message: String,
+    /// The state that was left, as a point.
+    pub kept: Option<KeptState>,
+    /// Why that state could not be kept although it was to be.
+    pub lost: Option<String>,
+    /// The machine's process went on; otherwise another has taken its place.
+    pub in_place: bool,
+    /// The backend in use.
+    pub backend: String,
+    /// Why the guest's agent cannot be worked with; the machine runs all the same.
+    pub silent: Option<String>,
+    /// How long everything took.
+    pub took: Duration,
+}
+
+/// A state that was left and can be gone to again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeptState {
+    /// Its full id.
+    pub id: String,
+    /// Its short id.
+    pub short_id: String,
+    /// The store that it lies in.
+    pub store: PathBuf,
+    /// How long the guest stood still for it.
+    pub paused: Duration,
+}
+
+impl Engine {
+    /// Takes a machine back to a point, in whatever state it is, and lets it run there. The state that is
+    /// left is saved first as a point whose parent is the old head, where CPU and memory are there and
+    /// `discard` is not asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::NoPoint`] where the machine was never saved, [`EngineError::DiskNotKept`] where it is
+    /// stopped and its disk is not what it was at its head; [`EngineError::NotStarted`] when the machine is at
+    /// the point but does not run: the next start tries again.
+    pub fn undo(
+        &self,
+        name: &MachineName,
+        options: &UndoOptions,
+        progress: &dyn Progress,
+    ) -> Result<Undone, EngineError> {
+        let begin = Instant::now();
+        let dir = self.dir(name);
+        self.read(name)?;
+        let _operation = dir.lock_operation()?;
+        let file = self.read(name)?;
+        let target = self.undo_target(name, &file, options.to.as_deref())?;
+        let point = target.point();
+        check_sound(point, &target.found.packs)?;
+        self.check_host(point, file.spec.backend)?;
+        let held = HeldPoint::take(&dir, &target.found)?;
+        Phase::TargetHeld.reached();
+
+        let left = if dir.is_running()? {
+            self.leave(name, &dir, &file, options, progress)?
+        } else {
+            self.leave_what_ended(name, &dir, &file, options)?
+        };
+        // Nothing runs from here on.
+        self.put_back(&dir, name, &held, &target)?;
+        drop(held);
+        let undone = |backend: String, silent: Option<String>| Undone {
+            id: point.id().to_string(),
+            short_id: point.id().short(),
+            taken_unix: point.record().taken.seconds,
+            message: point.record().message.clone(),
+            kept: left.kept,
+            lost: left.lost,
+            in_place: false,
+            backend,
+            silent,
+            took: begin.elapsed(),
+        };
+        match self.launch(name, &dir)? {
+            StartReport::Ready { backend } => Ok(undone(backend, None)),
+            StartReport::AgentSilent { message } => {
+                let backend = self.machine(name)?.backend.unwrap_or_default();
+                Ok(undone(backend, Some(message)))
+            }
+            StartReport::Failed { message, hint } => {
+                // It does not run: the next command must not find its last process and think it did.
+                drop(dir.lock_running()?);
+                Err(EngineError::NotStarted {
+                    name: name.clone(),
+                    reason: message,
+                    hint,
+                })
+            }
+        }
+    }
+
+    /// How often the machine went back to a point so far. Changes nothing.
+    pub fn undo_count(&self, name: &MachineName) -> Result<u64, EngineError> {
+        Ok(self.read(name)?.undos)
+    }
+
+    /// The full id of the point that the machine went back to after it had done so `count` times: why the
+    /// connections to it ended. An undo that is under way is waited for. Changes nothing.
+    pub fn went_back(&self, name: &MachineName, count: u64) -> Option<String> {
+        let dir = self.dir(name);
+        let deadline = Instant::now() + UNDO_PATIENCE;
+        loop {
+            let busy = dir.is_operated().unwrap_or(false);
+            let file = dir.read().ok().flatten()?;
+            if file.undos > count {
+                return file.head;
+            }
+            if !busy || Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Ends a machine that runs, with its state kept if that is wanted.
+    fn leave(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+        file: &MachineFile,
+        options: &UndoOptions,
+        progress: &dyn Progress,
+    ) -> Result<Left, EngineError> {
+        let store = self.last_store(file);
+        let keep = (!options.discard).then(|| CheckpointRequest {
+            store: store.clone(),
+            output: None,
+            history: crate::api::DEFAULT_HISTORY,
+            message: String::new(),
+        });
+        let mut phases = Phases::new(progress);
+        let request = Control::Undo(UndoRequest { keep });
+        let reply = self.control_with_progress(name, &request, &mut |phase, done, total| {
+            phases.report(phase, done, total);
+        });
+        drop(phases);
+        let left = match reply {
+            Ok(ControlReply::Undone(UndoAnswer { kept, lost })) => Left {
+                kept: kept.map(|done| kept_state(done, store)),
+                lost,
+            },
+            Ok(ControlReply::Failed { message, .. }) => {
+                return Err(EngineError::NotKept {
+                    name: name.clone(),
+                    reason: message,
+                });
+            }
+            // A supervisor that ends or was killed: the lock below tells when its VMM is gone too.
+            _ => Left {
+                kept: None,
+                lost: (!options.discard).then(|| "its processes were killed".to_owned()),
+            },
+        };
+        drop(dir.lock_running()?);
+        Ok(left)
+    }
+
+    /// A machine that does not run: what of its state there still is, and whether it may be given up.
+    fn leave_what_ended(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+        file: &MachineFile,
+        options: &UndoOptions,
+    ) -> Result<Left, EngineError> {
+        let mut left = Left::default();
+        if options.discard {
+            return Ok(left);
+        }
+        match super::info::describe(file.clone(), false, None).state {
+            MachineState::Failed { reason } | MachineState::Damaged { reason } => {
+                left.lost = Some(reason);
+            }
+            // What a machine has that is to be restored at its start was never used.
+            _ if file.restore.is_some() => {}
+            _ if has_changes(dir, file)? => {
+                return Err(EngineError::DiskNotKept { name: name.clone() });
+            }
+            _ => {}
+        }
+        Ok(left)
+    }
+
+    /// Makes the machine, which does not run, one that goes on at the point.
+    fn put_back(
+        &self,
+        dir: &MachineDir,
+        name: &MachineName,
+        held: &HeldPoint,
+        target: &UndoTarget,
+    ) -> Result<(), EngineError> {
+        held.pin(&target.found)?;
+        let mut file = self.read(name)?;
+        let former = file.disk.clone();
+        let disk = prepare_disk(dir, &file, target.point())?;
+        Phase::TargetPinned.reached();
+        disk.put_into(&mut file, target.point());
+        dir.write(&file)?;
+        Phase::PutBack.reached();
+        for name in former.layers.iter().chain([&former.base]) {
+            if let Err(error) = std::fs::remove_file(dir.disk().join(name)) {
+                tracing::warn!(%name, %error, "a former file of the disk was not removed");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What became of the state that a machine had.
+#[derive(Debug, Default)]
+struct Left {
+    kept: Option<KeptState>,
+    lost: Option<String>,
+}
+
+fn kept_state(done: CheckpointDone, store: PathBuf) -> KeptState {
+    KeptState {
+        id: done.id,
+        short_id: done.short_id,
+        store,
+        paused: Duration::from_micros(done.pause_micros),
+    }
+}

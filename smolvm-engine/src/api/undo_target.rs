@@ -1,0 +1,195 @@
+//! Where an undo goes: a point that the machine pins, or one of the stores that it is saved into.
+
+use std::fs;
+use std::path::PathBuf;
+
+use cas_store::PackSet;
+use snapshot_format::verify::ROOT_DISK;
+use snapshot_format::{CheckpointId, IdPrefix, Point};
+
+use super::create_from::find_in_store;
+use crate::api::error::EngineError;
+use crate::api::{DEFAULT_HISTORY, Engine};
+use crate::machine::{MachineDir, MachineFile};
+use crate::name::MachineName;
+use crate::point::{History, PointError, read_point, record_file_name};
+use crate::restore::FoundPoint;
+
+/// Suffix of the records that a machine pins.
+const RECORD: &str = ".record";
+
+/// A point that a machine can go back to.
+pub(super) struct UndoTarget {
+    /// The point, and the earlier ones that the machine does not pin yet.
+    pub(super) found: FoundPoint,
+}
+
+impl UndoTarget {
+    /// The point.
+    pub(super) fn point(&self) -> &Point {
+        &self.found.history.points()[0]
+    }
+}
+
+impl Engine {
+    /// The point that is meant: the head, or what `asked` names.
+    pub(super) fn undo_target(
+        &self,
+        name: &MachineName,
+        file: &MachineFile,
+        asked: Option<&str>,
+    ) -> Result<UndoTarget, EngineError> {
+        let dir = self.dir(name);
+        let head = file
+            .head
+            .as_deref()
+            .ok_or_else(|| EngineError::NoPoint { name: name.clone() })?;
+        let head: CheckpointId = head.parse().map_err(PointError::Id)?;
+        let found = match asked {
+            None => {
+                return Ok(UndoTarget {
+                    found: pinned(&dir, head)?,
+                });
+            }
+            Some(asked) if asked.starts_with('~') => match relative(&dir, head, asked) {
+                Err(PointError::Resolve(source)) => {
+                    return Err(EngineError::NoGeneration {
+                        name: name.clone(),
+                        source,
+                        store: self.last_store(file),
+                    });
+                }
+                result => result?,
+            },
+            Some(asked) => self.by_id(name, &dir, file, asked)?,
+        };
+        let target = UndoTarget { found };
+        check_fits(file, &dir, head, target.point())?;
+        Ok(target)
+    }
+
+    /// The only point with this id, or whose id begins so.
+    fn by_id(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+        file: &MachineFile,
+        asked: &str,
+    ) -> Result<FoundPoint, EngineError> {
+        let not_there = |candidates: Vec<String>| EngineError::NoSuchPoint {
+            name: name.clone(),
+            asked: asked.to_owned(),
+            candidates,
+            store: self.last_store(file),
+        };
+        let prefix = IdPrefix::parse(asked).map_err(|error| EngineError::Invalid {
+            what: format!("{asked:?} names no point: {error}"),
+            hint: Some("give `~N`, an id, or at least its first 8 digits".to_owned()),
+        })?;
+        let mut own = pinned_ids(dir)?;
+        own.retain(|id| prefix.matches(id));
+        match own.as_slice() {
+            [id] => return Ok(pinned(dir, *id)?),
+            [] => {}
+            several => return Err(not_there(several.iter().map(CheckpointId::short).collect())),
+        }
+        for store in self.stores_of(file) {
+            match find_in_store(&store, asked) {
+                Ok((history, packs)) => {
+                    let history = history.limit(DEFAULT_HISTORY);
+                    return Ok(FoundPoint { history, packs });
+                }
+                Err(EngineError::Point(PointError::NotInStore { candidates, .. }))
+                    if candidates.len() > 1 =>
+                {
+                    return Err(not_there(candidates));
+                }
+                Err(EngineError::Point(PointError::NotInStore { .. })) => {}
+                Err(error) => {
+                    tracing::warn!(store = %store.display(), error = %crate::chain(&error), "a store cannot be read");
+                }
+            }
+        }
+        Err(not_there(Vec::new()))
+    }
+
+    /// The store that the machine was last saved into, and the default one; only those that are there.
+    fn stores_of(&self, file: &MachineFile) -> Vec<PathBuf> {
+        let mut stores = vec![self.last_store(file), self.home().store()];
+        stores.dedup();
+        stores.retain(|store| store.is_dir());
+        stores
+    }
+
+    /// The store that the machine was last saved into, else the default one.
+    pub(super) fn last_store(&self, file: &MachineFile) -> PathBuf {
+        file.store.clone().unwrap_or_else(|| self.home().store())
+    }
+}
+
+/// A point that the machine pins.
+fn pinned(dir: &MachineDir, id: CheckpointId) -> Result<FoundPoint, PointError> {
+    let file = dir.records().join(record_file_name(&id));
+    let point = read_point(&file, Some(id))?;
+    Ok(FoundPoint {
+        history: History::alone(point, &file),
+        packs: PackSet::open([dir.packs()]),
+    })
+}
+
+/// `~N`, counted from the head.
+fn relative(dir: &MachineDir, head: CheckpointId, asked: &str) -> Result<FoundPoint, PointError> {
+    let file = dir.records().join(record_file_name(&head));
+    let head = read_point(&file, Some(head))?;
+    let history = History::follow(head, &file, &dir.records())?;
+    let position = history.resolve(asked)?;
+    Ok(FoundPoint {
+        history: history.starting_at(position).limit(0),
+        packs: PackSet::open([dir.packs()]),
+    })
+}
+
+/// The points whose records the machine has.
+fn pinned_ids(dir: &MachineDir) -> Result<Vec<CheckpointId>, EngineError> {
+    let records = dir.records();
+    let list = || crate::file_error::FileError::at("list", &records);
+    let mut ids = Vec::new();
+    for entry in fs::read_dir(&records).map_err(list())? {
+        let name = entry.map_err(list())?.file_name();
+        let id = name.to_str().and_then(|name| name.strip_suffix(RECORD));
+        ids.extend(id.and_then(|id| id.parse::<CheckpointId>().ok()));
+    }
+    Ok(ids)
+}
+
+/// Refuses a point that is not one of such a machine: it keeps its memory, its disk's size and its kernel.
+fn check_fits(
+    file: &MachineFile,
+    dir: &MachineDir,
+    head: CheckpointId,
+    target: &Point,
+) -> Result<(), EngineError> {
+    let other = target.record();
+    let disk_bytes = other.disk(ROOT_DISK).map(|disk| disk.size_bytes);
+    // A head whose record is lost keeps nobody from going elsewhere.
+    let own = read_point(&dir.records().join(record_file_name(&head)), Some(head)).ok();
+    let boot = own.as_ref().map(|own| &own.record().boot);
+    let differs = [
+        ("memory", other.spec.memory_bytes != file.spec.memory_bytes),
+        ("disk", disk_bytes != Some(file.spec.disk_bytes)),
+        (
+            "kernel",
+            boot.is_some_and(|boot| {
+                (&boot.kernel, &boot.initramfs) != (&other.boot.kernel, &other.boot.initramfs)
+            }),
+        ),
+    ];
+    match differs.into_iter().find(|(_, differs)| *differs) {
+        None => Ok(()),
+        Some((what, _)) => Err(EngineError::OtherMachine {
+            name: file.name.clone(),
+            id: target.id().to_string(),
+            what,
+        }),
+    }
+}

@@ -1,0 +1,167 @@
+//! A machine goes back to a point of its own: what it needs for that, and the one change that decides it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cas_store::{ChunkId, PackSet};
+use snapshot_format::Point;
+use snapshot_format::verify::ROOT_DISK;
+
+use super::place::{FoundPoint, PlaceError};
+use crate::file_error::FileError;
+use crate::image::ImageMap;
+use crate::machine::{
+    MachineDir, MachineFile, MachineOrigin, RecordedState, create_overlay, replace_file,
+    sync_directory,
+};
+use crate::point::{PointError, chunk_ids, link_record, record_file_name};
+
+/// Directory in a machine's own in which the target of an undo is held until the machine pins it.
+const HELD: &str = "target";
+
+/// A point, and earlier ones, held in a machine's directory: whatever becomes of stores, checkpoints and the
+/// machine's own pins meanwhile, the machine can go there.
+///
+/// One that a killed command left is taken away by the next undo.
+#[derive(Debug)]
+pub(crate) struct HeldPoint {
+    dir: MachineDir,
+    path: PathBuf,
+}
+
+impl HeldPoint {
+    /// Holds what was found. The machine's operation lock is held by the caller.
+    pub(crate) fn take(dir: &MachineDir, found: &FoundPoint) -> Result<Self, PlaceError> {
+        let held = Self {
+            dir: dir.clone(),
+            path: dir.path().join(HELD),
+        };
+        held.remove()?;
+        for path in [held.path.clone(), held.packs(), held.records()] {
+            fs::create_dir(&path).map_err(FileError::at("create directory", &path))?;
+        }
+        held.link(found, &held.packs(), &held.records())?;
+        Ok(held)
+    }
+
+    /// The packs of what is held.
+    pub(crate) fn packs(&self) -> PathBuf {
+        self.path.join("packs")
+    }
+
+    fn records(&self) -> PathBuf {
+        self.path.join("records")
+    }
+
+    /// The machine pins what is held; durable.
+    pub(crate) fn pin(&self, found: &FoundPoint) -> Result<(), PlaceError> {
+        let held = FoundPoint {
+            history: found.history.clone(),
+            packs: PackSet::open([self.packs(), self.dir.packs()]),
+        };
+        self.link(&held, &self.dir.packs(), &self.dir.records())?;
+        Ok(sync_directory(&self.dir.records())?)
+    }
+
+    fn link(&self, found: &FoundPoint, packs: &Path, records: &Path) -> Result<(), PlaceError> {
+        for (point, file) in found.history.with_files() {
+            found.packs.pin_into(packs, &chunk_ids(point))?;
+            let name = record_file_name(&point.id());
+            let (to, held) = (records.join(&name), self.records().join(&name));
+            let from = if held.exists() { &held } else { file };
+            if !to.exists() {
+                link_record(from, &to)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&self) -> Result<(), FileError> {
+        match fs::remove_dir_all(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(FileError::at("remove", &self.path)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for HeldPoint {
+    fn drop(&mut self) {
+        if let Err(error) = self.remove() {
+            tracing::warn!(error = %crate::error_chain::chain(&error), "links of an undo are kept");
+        }
+    }
+}
+
+/// Names in `disk/` of the files that a machine needs to go to a point.
+#[derive(Debug)]
+pub(crate) struct PreparedDisk {
+    base: String,
+    layer: String,
+    next: u64,
+}
+
+/// Makes the map of the point's disk and an empty layer over it, durably. `machine` does not name them yet:
+/// unless it comes to do so, the next start removes them.
+pub(crate) fn prepare_disk(
+    dir: &MachineDir,
+    machine: &MachineFile,
+    point: &Point,
+) -> Result<PreparedDisk, PlaceError> {
+    let disk = point
+        .record()
+        .disk(ROOT_DISK)
+        .ok_or_else(|| PointError::Unsound {
+            id: point.id().short(),
+            findings: vec!["it has no root disk".to_owned()],
+        })?;
+    let mut next = machine.disk.next;
+    let (base, layer) = loop {
+        let names = (format!("base-{next}.map"), format!("layer-{}", next + 1));
+        next += 2;
+        // An undo that was cut off may have left some.
+        let taken = |name: &String| dir.disk().join(name).exists();
+        if !(taken(&names.0) || taken(&names.1)) {
+            break names;
+        }
+    };
+    let map = ImageMap::new(disk.chunks.iter().map(|chunk| ChunkId(chunk.0)).collect());
+    replace_file(&dir.disk().join(&base), &map.encode())?;
+    create_overlay(&dir.disk().join(&layer), disk.size_bytes)?;
+    sync_directory(&dir.disk())?;
+    Ok(PreparedDisk { base, layer, next })
+}
+
+impl PreparedDisk {
+    /// Makes `machine` one that goes on at `point` when it starts: the change of `machine.json` that decides an
+    /// undo.
+    pub(crate) fn put_into(self, machine: &mut MachineFile, point: &Point) {
+        let record = point.record();
+        if is_foreign(machine, point) {
+            machine.has_identity = false;
+        }
+        machine.disk.base = self.base;
+        machine.disk.layers = vec![self.layer];
+        machine.disk.next = self.next;
+        machine.spec.cpus = u8::try_from(record.spec.vcpus).ok();
+        machine.spec.cpu = Some(record.host.cpu_profile.clone());
+        machine.head = Some(point.id().to_string());
+        machine.restore = Some(point.id().to_string());
+        machine.state = RecordedState::Stopped;
+        machine.undos += 1;
+    }
+}
+
+/// Whether the guest in the point may have the identity of another machine.
+fn is_foreign(machine: &MachineFile, point: &Point) -> bool {
+    let record = point.record();
+    let is_origin = matches!(
+        &machine.origin,
+        MachineOrigin::Point { id, .. } if *id == point.id().to_string()
+    );
+    is_origin
+        || record.machine != machine.name.as_str()
+        || record.taken.seconds <= machine.created_unix
+}
