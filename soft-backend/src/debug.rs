@@ -10,7 +10,9 @@
 //!   breakpoint lies in the bytes that a block could cover, it gives blocks of one instruction that nobody
 //!   remembers, so that each way to the breakpoint leads through the question.
 //!
-//! A change of what is enabled drops all translations and remembered blocks.
+//!   Its page has no execute tag, and no link inside a page is followed while any is enabled.
+//!
+//! A change of what is enabled drops all translations.
 //!
 //! Only enabled breakpoints are reported in DR6. As on KVM, a debug exception clears B0 to B3 of earlier
 //! ones and leaves the other bits. What the delivery of a debug exception itself meets is not reported: it
@@ -136,13 +138,23 @@ impl Debug {
     /// Whether the TLB must not hold a page for this kind of access.
     #[inline]
     pub(crate) fn watches_page(&self, va: u64, kind: Access) -> bool {
-        self.data && self.watches_this_page(va, kind)
+        (self.data || self.code) && self.watches_this_page(va, kind)
+    }
+
+    /// Whether any breakpoint waits for code.
+    #[inline(always)]
+    pub(crate) fn watches_code(&self) -> bool {
+        self.code
     }
 
     #[cold]
     fn watches_this_page(&self, va: u64, kind: Access) -> bool {
         let same = |b: &Breakpoint| (b.start ^ va) & !(PAGE - 1) == 0;
-        self.bits(|b| b.is_data(kind == Access::Write) && same(b)) != 0
+        let waits = |b: &Breakpoint| match kind {
+            Access::Exec => b.kind == Kind::Execution,
+            Access::Read | Access::Write => b.is_data(kind == Access::Write),
+        };
+        self.bits(|b| waits(b) && same(b)) != 0
     }
 
     /// What DR6 reports of a step: BS, unless the stepped instruction has decided otherwise.

@@ -82,7 +82,7 @@ impl CodeCache {
     fn threshold_reached(&mut self, cpu: &mut Cpu) {
         if self.room.used < self.room.limit {
             self.room.begin_generation();
-            self.changed(cpu);
+            self.forget_links(cpu);
             return;
         }
         let current = self.room.generation;

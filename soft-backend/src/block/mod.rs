@@ -1,18 +1,22 @@
 //! The cache of decoded blocks, keyed by physical address and code width.
 //!
 //! A block is a run of instructions inside one page that ends with a branch (an instruction that
-//! crosses a page end is a block of its own). Blocks remember their direct successors; a link is
-//! valid while the vCPU's code context is the one it was made in. Memory is bounded ([`eviction`]).
+//! crosses a page end is a block of its own). Blocks remember their direct successors, and vCPUs recent targets
+//! of other branches. What is remembered names a block and the code it stands for ([`CodeAddress`]): it holds
+//! for every address space, and no flush drops it. A link inside a page needs no more than the block
+//! to be there; any other is followed if the TLB's execute tag leads to that code. Memory is
+//! bounded ([`eviction`]).
 
 mod eviction;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use crate::cpu::state::BLOCK_IP;
 use crate::cpu::{Cpu, Mode, R};
 use crate::decode::op::Op;
 use crate::decode::{DecodeError, MAX_LEN, decode, fall_through};
-use crate::mem::{Lost, PAGE};
+use crate::mem::{Lost, PAGE, raw::HostPtr};
 use crate::segments::CS;
 use eviction::Room;
 
@@ -26,16 +30,37 @@ const JUMP_ENTRIES: usize = 4096;
 /// Number of a block in the cache.
 pub(crate) type BlockId = u32;
 
+/// Which code a block is: the host address of its first byte and the code width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct CodeAddress(u64);
+
+impl CodeAddress {
+    /// That of a block which must be looked up each time, or is none any more.
+    const NONE: Self = CodeAddress(u64::MAX);
+
+    #[inline(always)]
+    fn new(host: HostPtr, mode: Mode) -> Self {
+        CodeAddress((host.addr() as u64) << 2 | mode as u64)
+    }
+
+    fn is_in_page_of(self, other: Self) -> bool {
+        self.0 / (PAGE << 2) == other.0 / (PAGE << 2)
+    }
+}
+
 /// A remembered successor.
 #[derive(Clone, Copy)]
 struct Link {
-    context: u64,
+    at: CodeAddress,
     id: BlockId,
+    /// In the same page, so wherever that is mapped.
+    near: bool,
 }
 
 const NO_LINK: Link = Link {
-    context: u64::MAX,
-    id: 0,
+    at: CodeAddress::NONE,
+    id: BlockId::MAX,
+    near: false,
 };
 
 /// Decoded code: what running it needs, in one cache line.
@@ -47,8 +72,7 @@ pub(crate) struct Block {
     pub(crate) count: u32,
     /// The last two instructions run as one operation, which stands in the place of the first.
     pub(crate) fused: bool,
-    /// It is one instruction that crosses a page end.
-    crossing: bool,
+    at: CodeAddress,
 }
 
 const _: () = assert!(size_of::<Block>() == 64);
@@ -100,30 +124,21 @@ pub(crate) struct CodeCache {
     pub(crate) epoch: u64,
 }
 
-/// A recent branch target of a vCPU.
-#[derive(Clone, Copy)]
-struct JumpEntry {
-    rip: u64,
-    context: u64,
-    id: BlockId,
-}
-
-/// Recent branch targets.
-pub(crate) struct JumpTable(Box<[JumpEntry]>);
+/// Recent branch targets of a vCPU.
+pub(crate) struct JumpTable(Box<[BlockId; JUMP_ENTRIES]>);
 
 impl JumpTable {
     pub(crate) fn new() -> Self {
-        let none = JumpEntry {
-            rip: 0,
-            context: u64::MAX,
-            id: 0,
-        };
-        JumpTable(vec![none; JUMP_ENTRIES].into_boxed_slice())
+        JumpTable(Box::new([BlockId::MAX; JUMP_ENTRIES]))
     }
 
     #[inline(always)]
-    fn slot(rip: u64) -> usize {
-        (rip ^ rip >> 12) as usize & (JUMP_ENTRIES - 1)
+    fn slot(at: CodeAddress) -> usize {
+        (at.0 >> 2 ^ at.0 >> 14) as usize & (JUMP_ENTRIES - 1)
+    }
+
+    fn clear(&mut self) {
+        self.0.fill(BlockId::MAX);
     }
 }
 
@@ -162,20 +177,29 @@ impl CodeCache {
     /// The block at the vCPU's instruction pointer; `single` asks for one of one instruction.
     #[inline]
     pub(crate) fn find(&mut self, cpu: &mut Cpu, single: bool) -> R<BlockId> {
-        let rip = cpu.rip;
-        let e = &cpu.jumps.0[JumpTable::slot(rip)];
-        if e.rip == rip && e.context == cpu.code_context && !single {
-            return Ok(e.id);
+        if let Some(at) = code_address(cpu)
+            && !single
+        {
+            let id = cpu.jumps.0[JumpTable::slot(at)];
+            if self.is_at(id, at) {
+                return Ok(id);
+            }
         }
         self.find_slow(cpu, single)
     }
 
+    /// Whether a remembered block is there still.
+    #[inline(always)]
+    fn is_at(&self, id: BlockId, at: CodeAddress) -> bool {
+        let block = self.blocks.get(id as usize);
+        block.is_some_and(|b| b.at == at)
+    }
+
     #[inline(never)]
     fn find_slow(&mut self, cpu: &mut Cpu, single: bool) -> R<BlockId> {
-        let rip = cpu.rip;
-        let at = linear(cpu, rip);
+        let at = linear(cpu, cpu.rip);
         let single = cpu.code_breakpoint(at)? || single;
-        let pa = cpu.fetch_page(at)?;
+        let pa = cpu.fetch(at)?;
         let k = key(pa, cpu.mode, single);
         let id = match self.by_key.get(&k) {
             Some(id) => *id,
@@ -185,7 +209,7 @@ impl CodeCache {
         place.generation = self.room.generation;
         if let Some(second) = place.second_page {
             // The second page may be mapped elsewhere by now.
-            let next = cpu.fetch_page((at & !(PAGE - 1)).wrapping_add(PAGE))?;
+            let next = cpu.fetch((at & !(PAGE - 1)).wrapping_add(PAGE))?;
             if next & !(PAGE - 1) != second {
                 self.drop_block(cpu, id);
                 self.changed(cpu);
@@ -193,12 +217,9 @@ impl CodeCache {
             }
             return Ok(id);
         }
-        if !single {
-            cpu.jumps.0[JumpTable::slot(rip)] = JumpEntry {
-                rip,
-                context: cpu.code_context,
-                id,
-            };
+        let at = self.blocks[id as usize].at;
+        if at != CodeAddress::NONE {
+            cpu.jumps.0[JumpTable::slot(at)] = id;
         }
         Ok(id)
     }
@@ -207,19 +228,30 @@ impl CodeCache {
     #[inline]
     pub(crate) fn follow(&mut self, cpu: &mut Cpu, from: BlockId, n: usize) -> R<BlockId> {
         let link = self.blocks[from as usize].links[n];
-        if link.context == cpu.code_context {
+        let leads_there = if link.near && !cpu.debug.watches_code() {
+            true
+        } else {
+            code_address(cpu) == Some(link.at)
+        };
+        if leads_there && self.is_at(link.id, link.at) {
             return Ok(link.id);
         }
+        self.follow_slow(cpu, from, n)
+    }
+
+    #[inline(never)]
+    fn follow_slow(&mut self, cpu: &mut Cpu, from: BlockId, n: usize) -> R<BlockId> {
         let before = self.epoch;
         let id = self.find(cpu, false)?;
-        // A crossing block and one near a breakpoint must be looked up each time; a changed cache may
-        // have dropped `from`.
-        let lasting =
-            !self.blocks[id as usize].crossing && self.places[id as usize].key & SINGLE == 0;
-        if lasting && self.epoch == before {
+        let at = self.blocks[id as usize].at;
+        // A changed cache may have dropped `from`.
+        if at != CodeAddress::NONE && self.epoch == before {
+            let same_page = (cpu.rip ^ cpu.regs[usize::from(BLOCK_IP)]) < PAGE
+                && self.blocks[from as usize].at.is_in_page_of(at);
             self.blocks[from as usize].links[n] = Link {
-                context: cpu.code_context,
+                at,
                 id,
+                near: cpu.code64() && same_page,
             };
         }
         Ok(id)
@@ -260,7 +292,12 @@ impl CodeCache {
             count,
             fused,
             links: [NO_LINK; 2],
-            crossing: second_page.is_some(),
+            at: match cpu.ram.page(pa) {
+                Ok(Some(page)) if !single && second_page.is_none() => {
+                    CodeAddress::new(page.add((pa & (PAGE - 1)) as usize), cpu.mode)
+                }
+                _ => CodeAddress::NONE,
+            },
         };
         let place = Place {
             key: key(pa, cpu.mode, single),
@@ -300,7 +337,7 @@ impl CodeCache {
         if first == MAX_LEN {
             return Err(cpu.gp(0));
         }
-        let second = cpu.fetch_page((at & !(PAGE - 1)).wrapping_add(PAGE))? & !(PAGE - 1);
+        let second = cpu.fetch((at & !(PAGE - 1)).wrapping_add(PAGE))? & !(PAGE - 1);
         let next = Self::window(cpu, second)?;
         let more = MAX_LEN - first;
         bytes[first..].copy_from_slice(&next.bytes[..more]);
@@ -313,7 +350,7 @@ impl CodeCache {
     /// One instruction, decoded for now only: for stores to the page they are in.
     pub(crate) fn decode_once(&mut self, cpu: &mut Cpu) -> R<Op> {
         let at = linear(cpu, cpu.rip);
-        let pa = cpu.fetch_page(at)?;
+        let pa = cpu.fetch(at)?;
         let w = Self::window(cpu, pa)?;
         match decode(&w.bytes[..w.len], cpu.mode, 0) {
             Ok(d) => Ok(d.op),
@@ -361,6 +398,7 @@ impl CodeCache {
         }
         self.room.give_back(b.ops.len());
         b.ops = Box::new([]);
+        b.at = CodeAddress::NONE;
         let place = self.places[id as usize];
         let frames = [Some(place.key >> 15), place.second_page.map(|p| p >> 12)];
         self.by_key.remove(&place.key);
@@ -380,7 +418,15 @@ impl CodeCache {
     fn changed(&mut self, cpu: &mut Cpu) {
         self.epoch += 1;
         cpu.seen_epoch = self.epoch;
-        cpu.forget_links();
+    }
+
+    /// Forgets every successor and recent target: what runs on is looked up once more.
+    fn forget_links(&mut self, cpu: &mut Cpu) {
+        for block in &mut self.blocks {
+            block.links = [NO_LINK; 2];
+        }
+        cpu.jumps.clear();
+        self.changed(cpu);
     }
 
     /// Drops all blocks of a page.
@@ -419,12 +465,20 @@ impl CodeCache {
         if cpu.seen_epoch != self.epoch {
             cpu.seen_epoch = self.epoch;
             cpu.tlb.protect_all();
-            cpu.forget_links();
+            cpu.jumps.clear();
         }
     }
 }
 
+/// Which code the instruction pointer leads to, as far as the TLB knows.
+#[inline(always)]
+fn code_address(cpu: &Cpu) -> Option<CodeAddress> {
+    let host = cpu.tlb.code(cpu.table, linear(cpu, cpu.rip))?;
+    Some(CodeAddress::new(host, cpu.mode))
+}
+
 /// The linear address of an instruction pointer.
+#[inline(always)]
 fn linear(cpu: &Cpu, rip: u64) -> u64 {
     match cpu.mode {
         Mode::Bits64 => rip,

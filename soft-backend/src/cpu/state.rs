@@ -4,7 +4,7 @@ use super::flags::{self, LazyFlags};
 use crate::fpu::FpState;
 use crate::int::Int;
 use crate::mem::RamMap;
-use crate::mmu::tlb::Tlb;
+use crate::mmu::tlb::{Table, Tlb};
 use crate::msr::Msrs;
 use crate::segments::{DescTable, Segment};
 use vmm_core::x86::CpuidTable;
@@ -43,6 +43,7 @@ pub(crate) mod cr4 {
     pub(crate) const DE: u64 = 1 << 3;
     pub(crate) const PSE: u64 = 1 << 4;
     pub(crate) const PAE: u64 = 1 << 5;
+    pub(crate) const PGE: u64 = 1 << 7;
     pub(crate) const OSFXSR: u64 = 1 << 9;
     pub(crate) const UMIP: u64 = 1 << 11;
     pub(crate) const FSGSBASE: u64 = 1 << 16;
@@ -144,11 +145,9 @@ pub(crate) struct Cpu {
     pub(crate) lazy: LazyFlags,
     /// RFLAGS without the six arithmetic flags.
     pub(crate) sysflags: u64,
-    /// Tag bits that a valid TLB entry carries now: epoch and privilege.
-    pub(crate) tlb_tag: u64,
+    /// The TLB's table of the current privilege.
+    pub(crate) table: Table,
     pub(crate) tlb: Box<Tlb>,
-    /// Changes whenever a remembered "this address is that block" may be wrong.
-    pub(crate) code_context: u64,
     pub(crate) mode: Mode,
     pub(crate) cpl: u8,
     /// Set by STI, MOV SS, POP SS: no interrupt before the next instruction has run.
@@ -337,7 +336,7 @@ pub(crate) fn canonical(a: u64) -> bool {
 }
 
 impl Cpu {
-    /// A vCPU after power-on reset. `index` makes its code contexts its own.
+    /// A vCPU after power-on reset.
     pub(crate) fn new(
         index: u8,
         ram: RamMap,
@@ -355,9 +354,8 @@ impl Cpu {
             rip: 0,
             lazy: LazyFlags::default(),
             sysflags: 0,
-            tlb_tag: 0,
-            tlb: Tlb::new(u64::from(index) << 50),
-            code_context: 0,
+            table: Table::SUPERVISOR,
+            tlb: Tlb::new(),
             mode: Mode::Bits16,
             cpl: 0,
             shadow: false,

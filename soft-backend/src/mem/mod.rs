@@ -77,6 +77,14 @@ impl RamMap {
         Ok(Some(region.base.add(offset as usize)))
     }
 
+    /// The guest physical address of a host pointer into RAM.
+    pub(crate) fn gpa(&self, host: HostPtr) -> Option<u64> {
+        self.regions.iter().find_map(|r| {
+            let offset = (host.addr() as u64).wrapping_sub(r.host() as u64);
+            (offset < r.bytes).then_some(r.start + offset)
+        })
+    }
+
     /// The page flags for `gpa` and the page's number in them.
     pub(crate) fn flags(&self, gpa: u64) -> Option<(&PageMap, usize)> {
         let (r, offset) = self.find(gpa)?;

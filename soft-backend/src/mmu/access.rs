@@ -6,8 +6,8 @@
 use std::sync::atomic::{Ordering, fence};
 
 use super::Access;
-use super::tlb::Tlb;
-use super::walk::{Leaf, TABLE_LOST, Who};
+use super::tlb::Table;
+use super::walk::{TABLE_LOST, Who};
 use crate::cpu::{Cpu, IoRequest, R, Trap, Trapped};
 use crate::int::Int;
 use crate::mem::{Lost, PAGE, raw::HostPtr};
@@ -35,22 +35,22 @@ impl Cpu {
     /// Reads memory at a linear address with the current privilege.
     #[inline(always)]
     pub(crate) fn read<T: Int>(&mut self, va: u64) -> R<T> {
-        let e = &self.tlb.entries[Tlb::slot(va)];
-        if e.read == (va.wrapping_add(T::BYTES - 1) & PAGE_MASK | self.tlb_tag) {
+        let e = self.tlb.entry(self.table, va);
+        if e.read == va.wrapping_add(T::BYTES - 1) & PAGE_MASK {
             return Ok(HostPtr::from_tlb(e.addend, va).load());
         }
-        self.read_slow(va, self.tlb_tag)
+        self.read_slow(va, self.table)
     }
 
     /// Writes memory at a linear address with the current privilege.
     #[inline(always)]
     pub(crate) fn write<T: Int>(&mut self, va: u64, v: T) -> R<()> {
-        let e = &self.tlb.entries[Tlb::slot(va)];
-        if e.write == (va.wrapping_add(T::BYTES - 1) & PAGE_MASK | self.tlb_tag) {
+        let e = self.tlb.entry(self.table, va);
+        if e.write == va.wrapping_add(T::BYTES - 1) & PAGE_MASK {
             HostPtr::from_tlb(e.addend, va).store(v);
             return Ok(());
         }
-        self.write_slow(va, v, self.tlb_tag)
+        self.write_slow(va, v, self.table)
     }
 
     /// Reads, computes and writes back; `f` may set flags, which are undone if the write faults.
@@ -60,8 +60,8 @@ impl Cpu {
         va: u64,
         f: impl Fn(&mut crate::cpu::flags::LazyFlags, T) -> T,
     ) -> R<T> {
-        let e = &self.tlb.entries[Tlb::slot(va)];
-        if e.write == (va.wrapping_add(T::BYTES - 1) & PAGE_MASK | self.tlb_tag) {
+        let e = self.tlb.entry(self.table, va);
+        if e.write == va.wrapping_add(T::BYTES - 1) & PAGE_MASK {
             let p = HostPtr::from_tlb(e.addend, va);
             let old = p.load();
             let new = f(&mut self.lazy, old);
@@ -70,9 +70,9 @@ impl Cpu {
         }
         let before = self.lazy;
         self.probe_write(va, T::BYTES)?;
-        let old = self.read_slow(va, self.tlb_tag)?;
+        let old = self.read_slow(va, self.table)?;
         let new = f(&mut self.lazy, old);
-        if let Err(t) = self.write_slow(va, new, self.tlb_tag) {
+        if let Err(t) = self.write_slow(va, new, self.table) {
             self.lazy = before;
             return Err(t);
         }
@@ -124,13 +124,13 @@ impl Cpu {
         len: u64,
         kind: Access,
     ) -> R<Option<HostPtr>> {
-        let e = &self.tlb.entries[Tlb::slot(va)];
+        let e = self.tlb.entry(self.table, va);
         let tag = if kind == Access::Write {
             e.write
         } else {
             e.read
         };
-        if tag == (va.wrapping_add(len - 1) & PAGE_MASK | self.tlb_tag) {
+        if tag == va.wrapping_add(len - 1) & PAGE_MASK {
             return Ok(Some(HostPtr::from_tlb(e.addend, va)));
         }
         self.in_page_slow(va, len, kind, SEVERAL)
@@ -150,16 +150,16 @@ impl Cpu {
         }
         if !several {
             self.watch(va, len, kind)?;
-        } else if self.debug.watches_page(va, kind) || Self::wants_alignment(self.tlb_tag) {
+        } else if self.debug.watches_page(va, kind) || self.table.wants_alignment() {
             return Ok(None);
         }
         let place = if !several && kind == Access::Write {
-            self.place_sized(va, len, self.tlb_tag)?
+            self.place_sized(va, len, self.table)?
         } else {
-            self.place(va, kind, self.tlb_tag)?
+            self.place(va, kind, self.table)?
         };
         if !several {
-            self.check_alignment(va, len, self.tlb_tag)?;
+            self.check_alignment(va, len, self.table)?;
         }
         match place {
             Place::Ram(p) => Ok(Some(p)),
@@ -169,25 +169,25 @@ impl Cpu {
 
     /// Reads a system structure: supervisor rights whatever the current privilege.
     pub(crate) fn read_system<T: Int>(&mut self, va: u64) -> R<T> {
-        self.read_slow(va, self.system_tag())
+        self.read_slow(va, Table::SUPERVISOR)
     }
 
     /// Writes a system structure.
     pub(crate) fn write_system<T: Int>(&mut self, va: u64, v: T) -> R<()> {
-        self.write_slow(va, v, self.system_tag())
+        self.write_slow(va, v, Table::SUPERVISOR)
     }
 
     /// Whether the page of a store target holds code: long stores then go in small pieces, each of
     /// which is looked at.
     pub(crate) fn beside_code(&mut self, va: u64) -> bool {
-        let e = &self.tlb.entries[Tlb::slot(va)];
-        e.write != (va & PAGE_MASK | self.tlb_tag)
+        let e = self.tlb.entry(self.table, va);
+        e.write != va & PAGE_MASK
     }
 
     /// #AC for an access of `bytes` that has to be aligned and is not. Page faults come first.
     #[inline]
-    fn check_alignment(&mut self, va: u64, bytes: u64, tag: u64) -> R<()> {
-        if Self::wants_alignment(tag) && va & (alignment(bytes) - 1) != 0 {
+    fn check_alignment(&mut self, va: u64, bytes: u64, table: Table) -> R<()> {
+        if table.wants_alignment() && va & (alignment(bytes) - 1) != 0 {
             return Err(self.raise(17, Some(0)));
         }
         Ok(())
@@ -196,11 +196,11 @@ impl Cpu {
     /// Faults as a write of `len` bytes would, without writing.
     pub(crate) fn probe_write(&mut self, va: u64, len: u64) -> R<()> {
         self.watch_probe(va, len)?;
-        self.place(va, Access::Write, self.tlb_tag)?;
+        self.place(va, Access::Write, self.table)?;
         if (va & (PAGE - 1)) + len > PAGE {
-            self.place(va.wrapping_add(len - 1), Access::Write, self.tlb_tag)?;
+            self.place(va.wrapping_add(len - 1), Access::Write, self.table)?;
         }
-        self.check_alignment(va, len, self.tlb_tag)
+        self.check_alignment(va, len, self.table)
     }
 
     /// Reads `out.len()` bytes at the current privilege, page by page.
@@ -220,19 +220,35 @@ impl Cpu {
         Ok(())
     }
 
-    /// Translates for instruction fetch: guest physical address of the page and its pointer.
-    pub(crate) fn fetch_page(&mut self, va: u64) -> R<u64> {
-        let who = self.who(self.tlb_tag);
-        match self.walk(va, Access::Exec, who) {
-            Ok(leaf) => Ok(leaf.gpa),
-            Err(code) => Err(self.page_fault(va, code)),
+    /// Translates for instruction fetch: the guest physical address.
+    pub(crate) fn fetch(&mut self, va: u64) -> R<u64> {
+        if let Some(host) = self.tlb.code(self.table, va)
+            && let Some(gpa) = self.ram.gpa(host)
+        {
+            return Ok(gpa);
         }
+        self.fetch_page(va)
     }
 
-    fn who(&self, tag: u64) -> Who {
+    /// Walks for instruction fetch: the guest physical address. The page gets its execute tag, unless a
+    /// code breakpoint in it has to be asked for each time.
+    fn fetch_page(&mut self, va: u64) -> R<u64> {
+        let leaf = match self.walk(va, Access::Exec, Self::who(self.table)) {
+            Ok(leaf) => leaf,
+            Err(code) => return Err(self.page_fault(va, code)),
+        };
+        if let Ok(Some(page)) = self.ram.page(leaf.gpa)
+            && !self.debug.watches_page(va, Access::Exec)
+        {
+            self.tlb.insert(self.table, va, leaf, Access::Exec, page);
+        }
+        Ok(leaf.gpa)
+    }
+
+    fn who(table: Table) -> Who {
         Who {
-            user: tag & 1 != 0,
-            ac: tag & 2 != 0,
+            user: table.is_user(),
+            ac: table.lifts_smap(),
         }
     }
 
@@ -253,24 +269,25 @@ impl Cpu {
     }
 
     /// Translates and, for RAM, fills the TLB.
-    fn place(&mut self, va: u64, kind: Access, tag: u64) -> R<Place> {
-        let e = &self.tlb.entries[Tlb::slot(va)];
+    fn place(&mut self, va: u64, kind: Access, table: Table) -> R<Place> {
+        let e = self.tlb.entry(table, va);
         let have = if kind == Access::Write {
             e.write
         } else {
             e.read
         };
-        if have == (va & PAGE_MASK | tag) {
+        if have == va & PAGE_MASK {
             return Ok(Place::Ram(HostPtr::from_tlb(e.addend, va)));
         }
         if !crate::cpu::state::canonical(va) {
             return Err(self.gp(0));
         }
-        let who = self.who(tag);
-        let Leaf { gpa: pa, shift } = match self.walk(va, kind, who) {
+        let who = Self::who(table);
+        let leaf = match self.walk(va, kind, who) {
             Ok(leaf) => leaf,
             Err(code) => return Err(self.page_fault(va, code)),
         };
+        let pa = leaf.gpa;
         let page = match self.ram.page(pa) {
             Ok(Some(page)) => page,
             Ok(None) => return Ok(Place::Device(pa)),
@@ -288,31 +305,31 @@ impl Cpu {
             }
             self.ram.mark_dirty(pa);
         }
-        if !self.debug.watches_page(va, kind) && !Self::wants_alignment(tag) {
-            self.tlb.insert(va, shift, tag, kind, page);
+        if !self.debug.watches_page(va, kind) && !table.wants_alignment() {
+            self.tlb.insert(table, va, leaf, kind, page);
         }
         Ok(Place::Ram(page.add((pa & (PAGE - 1)) as usize)))
     }
 
     #[cold]
     #[inline(never)]
-    fn read_slow<T: Int>(&mut self, va: u64, tag: u64) -> R<T> {
+    fn read_slow<T: Int>(&mut self, va: u64, table: Table) -> R<T> {
         self.watch(va, T::BYTES, Access::Read)?;
         if (va & (PAGE - 1)) + T::BYTES <= PAGE {
-            let place = self.place(va, Access::Read, tag)?;
-            self.check_alignment(va, T::BYTES, tag)?;
+            let place = self.place(va, Access::Read, table)?;
+            self.check_alignment(va, T::BYTES, table)?;
             return match place {
                 Place::Ram(p) => Ok(p.load()),
                 Place::Device(gpa) => self.device_read(gpa, T::BYTES as u8).map(T::cut),
             };
         }
-        self.place(va, Access::Read, tag)?;
+        self.place(va, Access::Read, table)?;
         let second = (va | (PAGE - 1)).wrapping_add(1);
-        self.place(second, Access::Read, tag)?;
-        self.check_alignment(va, T::BYTES, tag)?;
+        self.place(second, Access::Read, table)?;
+        self.check_alignment(va, T::BYTES, table)?;
         let mut v = 0;
         for i in 0..T::BYTES {
-            let b = match self.place(va.wrapping_add(i), Access::Read, tag)? {
+            let b = match self.place(va.wrapping_add(i), Access::Read, table)? {
                 Place::Ram(p) => u64::from(p.load::<u8>()),
                 Place::Device(gpa) => self.device_read(gpa, 1)?,
             };
@@ -323,11 +340,11 @@ impl Cpu {
 
     #[cold]
     #[inline(never)]
-    fn write_slow<T: Int>(&mut self, va: u64, v: T, tag: u64) -> R<()> {
+    fn write_slow<T: Int>(&mut self, va: u64, v: T, table: Table) -> R<()> {
         self.watch(va, T::BYTES, Access::Write)?;
         if (va & (PAGE - 1)) + T::BYTES <= PAGE {
-            let place = self.place_sized(va, T::BYTES, tag)?;
-            self.check_alignment(va, T::BYTES, tag)?;
+            let place = self.place_sized(va, T::BYTES, table)?;
+            self.check_alignment(va, T::BYTES, table)?;
             return match place {
                 Place::Ram(p) => {
                     p.store(v);
@@ -338,12 +355,12 @@ impl Cpu {
         }
         // Both pages are probed before the first byte is stored.
         let first = PAGE - (va & (PAGE - 1));
-        self.place_sized(va, first, tag)?;
-        self.place_sized(va.wrapping_add(first), T::BYTES - first, tag)?;
-        self.check_alignment(va, T::BYTES, tag)?;
+        self.place_sized(va, first, table)?;
+        self.place_sized(va.wrapping_add(first), T::BYTES - first, table)?;
+        self.check_alignment(va, T::BYTES, table)?;
         for i in 0..T::BYTES {
             let b = (v.u64() >> (8 * i)) as u8;
-            match self.place(va.wrapping_add(i), Access::Write, tag)? {
+            match self.place(va.wrapping_add(i), Access::Write, table)? {
                 Place::Ram(p) => p.store(b),
                 Place::Device(gpa) => self.device_write(gpa, 1, u64::from(b))?,
             }
@@ -352,10 +369,10 @@ impl Cpu {
     }
 
     /// As `place` for a write of several bytes in one page: every byte is looked at for code.
-    fn place_sized(&mut self, va: u64, len: u64, tag: u64) -> R<Place> {
-        let p = self.place(va, Access::Write, tag)?;
+    fn place_sized(&mut self, va: u64, len: u64, table: Table) -> R<Place> {
+        let p = self.place(va, Access::Write, table)?;
         if len > 1 {
-            self.place(va + len - 1, Access::Write, tag)?;
+            self.place(va + len - 1, Access::Write, table)?;
         }
         Ok(p)
     }

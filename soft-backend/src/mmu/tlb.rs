@@ -1,40 +1,99 @@
 //! The software TLB: from linear page to host pointer in one compare.
 //!
-//! An entry has one tag per kind of access: the page's linear address, and in the low twelve bits
-//! the epoch (a flush just takes the next epoch) and the privilege under which the translation was
-//! made. A write tag is present only if the page's dirty bit, the tracker's dirty mark and the code
-//! map have been seen to.
+//! There is a table per privilege, so that an entry needs no more than one tag per kind of access: the page's
+//! linear address. A write tag is present only if the page's dirty bit, the tracker's dirty mark and
+//! the code map have been seen to; an execute tag only if no code breakpoint lies in the page.
 
-use super::walk::{LARGE_SHIFTS, SMALL_SHIFT};
+use super::Access;
+use super::walk::{LARGE_SHIFTS, Leaf, SMALL_SHIFT};
 use crate::cpu::state::{cr0, cr4};
 use crate::cpu::{Cpu, flags};
 use crate::mem::{PAGE, RamMap, raw::HostPtr};
 
-/// Number of entries; a power of two.
+/// Entries of a privilege's table; a power of two.
 const ENTRIES: usize = 1024;
-/// No tag: the low bits are an epoch that is never current.
+/// Entries of all tables.
+const ALL: usize = ENTRIES * 4;
+/// No tag: no page has this address.
 const NONE: u64 = u64::MAX;
-/// Privilege bits of a tag.
-const TAG_USER: u64 = 1;
-const TAG_AC: u64 = 2;
-/// Both: user code whose accesses have to be aligned. No entry has it, so that each of them takes the slow
-/// way.
-const TAG_ALIGN: u64 = TAG_USER | TAG_AC;
-/// Epochs run from 0 to this, then the table is cleared.
-const LAST_EPOCH: u64 = 1022;
-/// Low bits of the code context that hold mode and privilege.
-const CONTEXT_MODE_BITS: u32 = 5;
+
+/// The table of a privilege: the index of its first entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Table(usize);
+
+impl Table {
+    /// Levels 0 to 2, also for system structures.
+    pub(crate) const SUPERVISOR: Table = Table(0);
+    pub(crate) const USER: Table = Table(ENTRIES);
+    /// Levels 0 to 2 with EFLAGS.AC, which lifts SMAP.
+    const SUPERVISOR_AC: Table = Table(2 * ENTRIES);
+    /// User code whose accesses have to be aligned: it stays empty, so that each of them takes the slow way.
+    const USER_ALIGNED: Table = Table(3 * ENTRIES);
+
+    pub(super) fn is_user(self) -> bool {
+        matches!(self, Table::USER | Table::USER_ALIGNED)
+    }
+
+    pub(super) fn lifts_smap(self) -> bool {
+        self == Table::SUPERVISOR_AC
+    }
+
+    /// Whether accesses have to be aligned.
+    #[inline(always)]
+    pub(super) fn wants_alignment(self) -> bool {
+        self == Table::USER_ALIGNED
+    }
+
+    /// The table that execute tags of code at this privilege are in.
+    #[inline(always)]
+    fn of_code(self) -> Self {
+        Table(self.0 & ENTRIES)
+    }
+}
 
 /// One entry: tags for three kinds of access and what to add to a linear address.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     pub(crate) read: u64,
     pub(crate) write: u64,
-    pub(crate) exec: u64,
+    exec: u64,
     pub(crate) addend: usize,
 }
 
-/// Of which large pages the table may hold parts: a set of hashes, emptied by a flush. It lets INVLPG
+const EMPTY: Entry = Entry {
+    read: NONE,
+    write: NONE,
+    exec: NONE,
+    addend: 0,
+};
+
+/// A set of entries.
+struct Entries([u64; ALL / 64]);
+
+impl Entries {
+    const NONE: Self = Entries([0; ALL / 64]);
+
+    fn add(&mut self, at: usize) {
+        self.0[at / 64] |= 1 << (at % 64);
+    }
+
+    fn remove(&mut self, at: usize) {
+        self.0[at / 64] &= !(1 << (at % 64));
+    }
+
+    /// Calls `f` for each.
+    fn each(&self, mut f: impl FnMut(usize)) {
+        for (i, word) in self.0.iter().enumerate() {
+            let mut left = *word;
+            while left != 0 {
+                f(i * 64 + left.trailing_zeros() as usize);
+                left &= left - 1;
+            }
+        }
+    }
+}
+
+/// Of which large pages the tables may hold parts: a set of hashes, emptied by a flush. It lets INVLPG
 /// tell the address of a 4 KiB page, which is one entry, from one whose page fills many.
 #[derive(Default)]
 struct LargePages([u64; Self::WORDS]);
@@ -59,91 +118,100 @@ impl LargePages {
     }
 }
 
-/// The table.
+/// The tables.
 pub(crate) struct Tlb {
-    pub(crate) entries: [Entry; ENTRIES],
-    large: LargePages,
-    epoch: u64,
-    /// Counts changes that make block links invalid.
-    context_epoch: u64,
+    entries: [Entry; ALL],
+    /// The entries that hold something.
+    used: Entries,
+    /// Those of pages that are not global.
+    local: Entries,
+    large_local: LargePages,
+    large_global: LargePages,
 }
 
 impl Tlb {
-    /// An empty table. `context_base` makes code contexts differ between vCPUs.
-    pub(crate) fn new(context_base: u64) -> Box<Self> {
-        let none = Entry {
-            read: NONE,
-            write: NONE,
-            exec: NONE,
-            addend: 0,
-        };
+    /// Empty tables.
+    pub(crate) fn new() -> Box<Self> {
         Box::new(Tlb {
-            entries: [none; ENTRIES],
-            large: LargePages::default(),
-            epoch: 0,
-            context_epoch: context_base,
+            entries: [EMPTY; ALL],
+            used: Entries::NONE,
+            local: Entries::NONE,
+            large_local: LargePages::default(),
+            large_global: LargePages::default(),
         })
     }
 
     #[inline(always)]
-    pub(crate) fn slot(va: u64) -> usize {
-        (va >> 12) as usize & (ENTRIES - 1)
+    fn slot(table: Table, va: u64) -> usize {
+        ((va >> 12) as usize & (ENTRIES - 1)) | table.0
     }
 
-    fn clear(&mut self) {
-        self.entries.fill(Entry {
-            read: NONE,
-            write: NONE,
-            exec: NONE,
-            addend: 0,
-        });
+    /// The entry that a page would be in.
+    #[inline(always)]
+    pub(crate) fn entry(&self, table: Table, va: u64) -> &Entry {
+        &self.entries[Self::slot(table, va) & (ALL - 1)]
     }
 
-    /// Adds one kind of access for 4 KiB of a page of 2^`shift` bytes; other kinds stay if they are of the
-    /// same page and tag.
-    pub(crate) fn insert(
+    /// The host address of the code at a linear address, if its page has an execute tag.
+    #[inline(always)]
+    pub(crate) fn code(&self, table: Table, va: u64) -> Option<HostPtr> {
+        let e = self.entry(table.of_code(), va);
+        (e.exec == va & !(PAGE - 1)).then(|| HostPtr::from_tlb(e.addend, va))
+    }
+
+    /// Adds one kind of access for the 4 KiB of a page in which `va` lies. What the entry has for other kinds
+    /// stays if it is of the same page.
+    pub(super) fn insert(
         &mut self,
+        table: Table,
         va: u64,
-        shift: u32,
-        tag: u64,
-        kind: super::Access,
+        leaf: Leaf,
+        kind: Access,
         page: HostPtr,
     ) {
-        if shift != SMALL_SHIFT {
-            self.large.add(va, shift);
+        if leaf.shift != SMALL_SHIFT {
+            let large = if leaf.global {
+                &mut self.large_global
+            } else {
+                &mut self.large_local
+            };
+            large.add(va, leaf.shift);
         }
         let base = va & !(PAGE - 1);
-        let full = base | tag;
         let addend = page.addr().wrapping_sub(base as usize);
-        let e = &mut self.entries[Self::slot(va)];
-        if e.addend != addend {
-            *e = Entry {
-                read: NONE,
-                write: NONE,
-                exec: NONE,
-                addend,
-            };
+        let table = if kind == Access::Exec {
+            table.of_code()
+        } else {
+            table
+        };
+        let at = Self::slot(table, va) & (ALL - 1);
+        let e = &mut self.entries[at];
+        let other = |tag: u64| tag != NONE && tag != base;
+        if e.addend != addend || other(e.read) || other(e.write) || other(e.exec) {
+            *e = Entry { addend, ..EMPTY };
+            self.local.remove(at);
         }
-        for t in [&mut e.read, &mut e.write, &mut e.exec] {
-            if *t != full {
-                *t = NONE;
-            }
+        self.used.add(at);
+        if !leaf.global {
+            self.local.add(at);
         }
         match kind {
-            super::Access::Read => e.read = full,
-            super::Access::Write => {
-                e.write = full;
-                e.read = full;
+            Access::Read => e.read = base,
+            Access::Write => {
+                e.write = base;
+                e.read = base;
             }
-            super::Access::Exec => e.exec = full,
+            Access::Exec => e.exec = base,
         }
     }
 
     /// Forgets the page of an address, whatever its size, under every privilege.
-    pub(crate) fn forget(&mut self, va: u64) {
-        self.forget_entry(Self::slot(va));
+    fn forget(&mut self, va: u64) {
+        for table in [Table::SUPERVISOR, Table::USER, Table::SUPERVISOR_AC] {
+            self.forget_entry(Self::slot(table, va));
+        }
         for shift in LARGE_SHIFTS {
-            if self.large.may_hold(va, shift) {
+            if self.large_local.may_hold(va, shift) || self.large_global.may_hold(va, shift) {
                 self.forget_range(va, shift);
             }
         }
@@ -152,35 +220,52 @@ impl Tlb {
     /// Forgets the 2^`shift` aligned bytes around an address.
     #[cold]
     fn forget_range(&mut self, va: u64, shift: u32) {
-        for slot in 0..ENTRIES {
-            let e = &self.entries[slot];
-            let here = |tag: u64| tag != NONE && (tag ^ va) >> shift == 0;
+        let here = |tag: u64| tag != NONE && (tag ^ va) >> shift == 0;
+        let (entries, mut gone) = (&self.entries, Vec::new());
+        self.used.each(|at| {
+            let e = &entries[at];
             if here(e.read) || here(e.write) || here(e.exec) {
-                self.forget_entry(slot);
+                gone.push(at);
             }
+        });
+        for at in gone {
+            self.forget_entry(at);
         }
     }
 
-    fn forget_entry(&mut self, slot: usize) {
-        self.entries[slot] = Entry {
-            read: NONE,
-            write: NONE,
-            exec: NONE,
-            addend: 0,
-        };
+    fn forget_entry(&mut self, at: usize) {
+        self.entries[at] = EMPTY;
+        self.used.remove(at);
+        self.local.remove(at);
+    }
+
+    /// Forgets everything.
+    fn clear(&mut self) {
+        self.used.each(|at| self.entries[at] = EMPTY);
+        self.used = Entries::NONE;
+        self.local = Entries::NONE;
+        self.large_local = LargePages::default();
+        self.large_global = LargePages::default();
+    }
+
+    /// Forgets what is not of a global page.
+    fn clear_local(&mut self) {
+        self.local.each(|at| self.entries[at] = EMPTY);
+        for (used, local) in self.used.0.iter_mut().zip(&self.local.0) {
+            *used &= !local;
+        }
+        self.local = Entries::NONE;
+        self.large_local = LargePages::default();
     }
 
     /// Takes the write tags of every mapping of this host page.
     pub(crate) fn protect(&mut self, page: HostPtr) {
-        for (i, e) in self.entries.iter_mut().enumerate() {
-            if e.write == NONE {
-                continue;
-            }
-            debug_assert_eq!(Self::slot(e.write), i);
-            if e.addend.wrapping_add((e.write & !(PAGE - 1)) as usize) == page.addr() {
+        self.used.each(|at| {
+            let e = &mut self.entries[at];
+            if e.write != NONE && e.addend.wrapping_add(e.write as usize) == page.addr() {
                 e.write = NONE;
             }
-        }
+        });
     }
 
     /// Takes the write tags of pages of one region; gives the pages' numbers in it.
@@ -189,77 +274,53 @@ impl Tlb {
             return Vec::new();
         };
         let mut pages = Vec::new();
-        for e in &mut self.entries {
+        self.used.each(|at| {
+            let e = &mut self.entries[at];
             if e.write == NONE {
-                continue;
+                return;
             }
-            let host = e.addend.wrapping_add((e.write & !(PAGE - 1)) as usize);
+            let host = e.addend.wrapping_add(e.write as usize);
             let offset = host.wrapping_sub(region.host()) as u64;
             if offset < region.bytes {
                 pages.push((offset / PAGE) as usize);
                 e.write = NONE;
             }
-        }
+        });
         pages
     }
 
     /// Takes all write tags: the next store to each page is seen.
     pub(crate) fn protect_all(&mut self) {
-        for e in &mut self.entries {
-            e.write = NONE;
-        }
+        self.used.each(|at| self.entries[at].write = NONE);
     }
 }
 
 impl Cpu {
-    /// Recomputes the TLB tag and the code context after a change of privilege, AC or mode.
+    /// Chooses the TLB's table after a change of privilege, AC or what AC means.
     pub(crate) fn update_context(&mut self) {
         let user = self.cpl == 3;
-        let low = match (user, self.flag(flags::AC)) {
-            (true, true) if self.cr0 & cr0::AM != 0 => TAG_ALIGN,
-            (true, _) => TAG_USER,
-            (false, true) if self.cr4 & cr4::SMAP != 0 => TAG_AC,
-            (false, _) => 0,
+        self.table = match (user, self.flag(flags::AC)) {
+            (true, true) if self.cr0 & cr0::AM != 0 => Table::USER_ALIGNED,
+            (true, _) => Table::USER,
+            (false, true) if self.cr4 & cr4::SMAP != 0 => Table::SUPERVISOR_AC,
+            (false, _) => Table::SUPERVISOR,
         };
-        self.tlb_tag = self.tlb.epoch << 2 | low;
-        self.code_context = self.tlb.context_epoch << CONTEXT_MODE_BITS
-            | (self.mode as u64) << 2
-            | u64::from(self.seg[2].big()) << 4
-            | u64::from(user);
     }
 
-    /// The tag of system accesses (descriptor tables, task state): supervisor, AC ignored.
-    pub(crate) fn system_tag(&self) -> u64 {
-        self.tlb.epoch << 2
-    }
-
-    /// Whether accesses under a tag have to be aligned.
-    #[inline(always)]
-    pub(super) fn wants_alignment(tag: u64) -> bool {
-        tag & TAG_ALIGN == TAG_ALIGN
-    }
-
-    /// Drops every translation, global ones too (allowed: a TLB may lose entries at any time).
+    /// Drops every translation.
     pub(crate) fn flush_tlb(&mut self) {
-        self.tlb.epoch += 1;
-        if self.tlb.epoch > LAST_EPOCH {
-            self.tlb.epoch = 0;
-            self.tlb.clear();
-        }
-        self.tlb.large = LargePages::default();
-        self.forget_links();
+        self.tlb.clear();
+        self.update_context();
+    }
+
+    /// Drops every translation of a page that is not global.
+    pub(crate) fn flush_local(&mut self) {
+        self.tlb.clear_local();
     }
 
     /// Drops the translation of the page of an address, which may be a large one.
     pub(crate) fn flush_page(&mut self, va: u64) {
         self.tlb.forget(va);
-        self.forget_links();
-    }
-
-    /// Makes every remembered block address be looked up again.
-    pub(crate) fn forget_links(&mut self) {
-        self.tlb.context_epoch += 1;
-        self.update_context();
     }
 
     /// Whether paging is on.

@@ -20,6 +20,7 @@ const US: u64 = 1 << 2;
 const A: u64 = 1 << 5;
 const D: u64 = 1 << 6;
 const PS: u64 = 1 << 7;
+const G: u64 = 1 << 8;
 const NX: u64 = 1 << 63;
 /// The address field of a long-format entry.
 const ADDR: u64 = 0x000f_ffff_ffff_f000;
@@ -39,6 +40,8 @@ pub(crate) struct Leaf {
     pub(crate) gpa: u64,
     /// Binary logarithm of the page's size: one of [`SMALL_SHIFT`] and [`LARGE_SHIFTS`].
     pub(crate) shift: u32,
+    /// A load of CR3 keeps the translation.
+    pub(crate) global: bool,
 }
 
 /// [`Leaf::shift`] of a 4 KiB page.
@@ -115,6 +118,7 @@ impl Cpu {
             return Ok(Leaf {
                 gpa: va & 0xffff_ffff,
                 shift: SMALL_SHIFT,
+                global: false,
             });
         }
         let base_err = self.base_error(kind, who);
@@ -155,6 +159,7 @@ impl Cpu {
                 return Ok(Leaf {
                     gpa: Self::leaf_address(e, va, shift, f.wide),
                     shift,
+                    global: e & G != 0 && self.cr4 & cr4::PGE != 0,
                 });
             }
             if !pdpte && e & A == 0 {

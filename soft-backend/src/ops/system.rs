@@ -65,7 +65,6 @@ impl Cpu {
     }
 
     fn set_cr3(&mut self, v: u64) -> R<()> {
-        let keep = self.cr4 & cr4::PCIDE != 0 && v >> 63 != 0;
         let v = if self.cr4 & cr4::PCIDE != 0 {
             v & !(1 << 63)
         } else {
@@ -75,9 +74,8 @@ impl Cpu {
             return Err(self.gp(0));
         }
         self.cr3 = v;
-        // Translations are not tagged with a PCID: keeping none is always allowed.
-        let _ = keep;
-        self.flush_tlb();
+        // Translations are not tagged with a PCID: keeping none, whatever bit 63 says, is always allowed.
+        self.flush_local();
         Ok(())
     }
 }
