@@ -301,22 +301,21 @@ impl Engine<'_> {
             match (op.run)(self.cpu, op) {
                 Ok(Flow::Next) => {}
                 Ok(flow) => {
-                    let run = i as u64 + 1 + u64::from(block.fused);
-                    self.cpu.retired += run.min(u64::from(block.count));
-                    return Ok(flow);
+                    self.cpu.retired += block.instructions_to(i);
+                    return Ok(if block.checks { Flow::Check } else { flow });
                 }
                 Err(t) => {
                     if let Trap::Io(_) = self.cpu.trap {
                         match answer(self.cpu, self.handler, op) {
                             Ok(Flow::Next) => continue,
                             Ok(flow) => {
-                                self.cpu.retired += i as u64 + 1;
-                                return Ok(flow);
+                                self.cpu.retired += block.instructions_to(i);
+                                return Ok(if block.checks { Flow::Check } else { flow });
                             }
                             Err(_) => {}
                         }
                     }
-                    self.cpu.retired += i as u64;
+                    self.cpu.retired += block.instructions_before(i);
                     self.cpu.rip = self.cpu.ip(op);
                     self.cpu.blame_stack_segment(op);
                     return Err(t);

@@ -14,9 +14,10 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::cpu::state::BLOCK_IP;
 use crate::cpu::{Cpu, Mode, R};
-use crate::decode::op::Op;
+use crate::decode::op::{Op, OpFn};
 use crate::decode::{DecodeError, MAX_LEN, decode, fall_through};
 use crate::mem::{Lost, PAGE, raw::HostPtr};
+use crate::ops::{convert, system};
 use crate::segments::CS;
 use eviction::Room;
 
@@ -68,11 +69,39 @@ const NO_LINK: Link = Link {
 pub(crate) struct Block {
     pub(crate) ops: Box<[Op]>,
     links: [Link; 2],
-    /// Instructions (the closing operation is none).
-    pub(crate) count: u32,
-    /// The last two instructions run as one operation, which stands in the place of the first.
-    pub(crate) fused: bool,
     at: CodeAddress,
+    /// Which of its first 32 instructions do nothing and have no operation.
+    idle: u32,
+    /// Instructions (the closing operation is none).
+    count: u16,
+    /// The last two instructions run as one operation, which stands in the place of the first.
+    fused: bool,
+    /// Events are looked at after it.
+    pub(crate) checks: bool,
+}
+
+impl Block {
+    /// How many instructions come before that of operation `i`.
+    #[cold]
+    pub(crate) fn instructions_before(&self, i: usize) -> u64 {
+        let (mut n, mut idle) = (i as u32, self.idle);
+        while idle != 0 && idle.trailing_zeros() <= n {
+            n += 1;
+            idle &= idle - 1;
+        }
+        u64::from(n)
+    }
+
+    /// How many instructions have run when operation `i` ends the run of the block.
+    #[inline(always)]
+    pub(crate) fn instructions_to(&self, i: usize) -> u64 {
+        // The last one, its fused twin, and the closing operation.
+        if i + 2 + usize::from(self.fused) >= self.ops.len() {
+            u64::from(self.count)
+        } else {
+            self.instructions_before(i) + 1
+        }
+    }
 }
 
 const _: () = assert!(size_of::<Block>() == 64);
@@ -153,6 +182,70 @@ fn key(pa: u64, mode: Mode, single: bool) -> u64 {
 struct Window {
     bytes: [u8; WINDOW],
     len: usize,
+}
+
+/// A block in the making.
+struct Body {
+    ops: Vec<Op>,
+    count: u16,
+    idle: u32,
+    /// The instruction after an STI is in the block, and ends it.
+    after_sti: bool,
+}
+
+impl Body {
+    /// In the space of an earlier one.
+    fn new(mut ops: Vec<Op>) -> Self {
+        ops.clear();
+        Body {
+            ops,
+            count: 0,
+            idle: 0,
+            after_sti: false,
+        }
+    }
+
+    /// Adds an instruction. True if it must be the last.
+    fn add(&mut self, op: Op, single: bool) -> bool {
+        let after_sti = self
+            .ops
+            .last()
+            .is_some_and(|last| is(last, system::sti_goes_on));
+        if is(&op, convert::nop) && !single && self.count < 32 {
+            self.idle |= 1 << self.count;
+        } else {
+            self.ops.push(op);
+        }
+        self.count += 1;
+        self.after_sti = after_sti;
+        after_sti
+    }
+
+    /// STI holds interrupts back for one instruction. That one is better in the same block than in one of its
+    /// own; true if it shall follow.
+    fn goes_on_after_sti(&mut self, single: bool) -> bool {
+        match self.ops.last_mut() {
+            Some(last) if is(last, system::sti_ends) && !single => {
+                last.run = system::sti_goes_on;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// STI whose next instruction is in the next page or block ends this one after all.
+    fn finish_sti(&mut self) {
+        if let Some(last) = self.ops.last_mut()
+            && is(last, system::sti_goes_on)
+            && !self.after_sti
+        {
+            last.run = system::sti_ends;
+        }
+    }
+}
+
+fn is(op: &Op, run: OpFn) -> bool {
+    std::ptr::fn_addr_eq(op.run, run)
 }
 
 impl CodeCache {
@@ -261,36 +354,34 @@ impl CodeCache {
         self.make_room(cpu);
         let window = Self::window(cpu, pa)?;
         let limit = if single { 1 } else { MAX_OPS };
-        let mut ops = std::mem::take(&mut self.scratch);
-        ops.clear();
+        let mut body = Body::new(std::mem::take(&mut self.scratch));
         let mut off = 0usize;
-        while ops.len() < limit && off < window.len {
-            match decode(&window.bytes[off..window.len], cpu.mode, off as u16) {
-                Ok(d) => {
-                    off += d.op.len as usize;
-                    ops.push(d.op);
-                    if d.ends {
-                        break;
-                    }
-                }
-                Err(_) => break,
+        while body.ops.len() < limit && off < window.len {
+            let Ok(d) = decode(&window.bytes[off..window.len], cpu.mode, off as u16) else {
+                break;
+            };
+            off += d.op.len as usize;
+            if body.add(d.op, single) || d.ends && !body.goes_on_after_sti(single) {
+                break;
             }
         }
-        let (second_page, len) = if ops.is_empty() {
+        let (second_page, len) = if body.count == 0 {
             let (op, second, first_len) = self.crossing(cpu, at, pa, &window)?;
             off = op.len as usize;
-            ops.push(op);
+            body.add(op, true);
             (Some(second), first_len)
         } else {
             (None, off as u64)
         };
-        let count = ops.len() as u32;
-        let fused = crate::decode::fuse(&mut ops);
-        ops.push(fall_through(off as u16));
+        body.finish_sti();
+        let fused = crate::decode::fuse(&mut body.ops);
+        body.ops.push(fall_through(off as u16));
         let block = Block {
-            ops: Box::from(ops.as_slice()),
-            count,
+            ops: Box::from(body.ops.as_slice()),
+            count: body.count,
+            idle: body.idle,
             fused,
+            checks: body.after_sti,
             links: [NO_LINK; 2],
             at: match cpu.ram.page(pa) {
                 Ok(Some(page)) if !single && second_page.is_none() => {
@@ -304,7 +395,7 @@ impl CodeCache {
             second_page,
             generation: self.room.generation,
         };
-        self.scratch = ops;
+        self.scratch = body.ops;
         self.note_code(cpu, pa, len);
         if let Some(second) = second_page {
             self.note_code(cpu, second, off as u64 - len);

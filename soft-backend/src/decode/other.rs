@@ -73,7 +73,9 @@ fn vector(b: &mut Build<'_>) -> Option<Choice> {
             _ => {}
         }
     }
-    Some(Choice::next(simd::run))
+    Some(Choice::next(
+        simd::plain_move(b.op.tag).unwrap_or(simd::run),
+    ))
 }
 
 /// `[rDI]` is the implied first operand.

@@ -7,7 +7,7 @@ use iced_x86::Code;
 
 use crate::cpu::state::{cr0, cr4};
 use crate::cpu::{Cpu, Flow, R, Step};
-use crate::decode::op::Op;
+use crate::decode::op::{Op, OpFn};
 use crate::fpu::image::{FXSAVE_BYTES, FxLayout};
 use crate::int::Int;
 use crate::simd::{Exec, Operand, SimdHandler, lookup};
@@ -33,6 +33,76 @@ fn all_forms() -> impl Iterator<Item = (Code, bool, SimdHandler)> {
 /// The number of a handler, for [`Op::tag`].
 pub(crate) fn number(code: Code, memory: bool) -> Option<u16> {
     NUMBERS.get(&(code, memory)).copied()
+}
+
+/// The function of a handler's plain move between registers and memory, if it is one: they are most of what
+/// programs use of SSE.
+pub(crate) fn plain_move(number: u16) -> Option<OpFn> {
+    use Operand::{Gpr32, Gpr64, Mem, Xmm};
+    let h = &HANDLERS[usize::from(number)];
+    if !matches!(h.exec, Exec::Copy) {
+        return None;
+    }
+    let mem = |bytes, aligned| Mem { bytes, aligned };
+    let forms: [((Operand, Operand), OpFn); 13] = [
+        ((Xmm, Xmm), move_xmm),
+        ((Xmm, mem(4, false)), load_xmm::<4, false>),
+        ((Xmm, mem(8, false)), load_xmm::<8, false>),
+        ((Xmm, mem(16, false)), load_xmm::<16, false>),
+        ((Xmm, mem(16, true)), load_xmm::<16, true>),
+        ((mem(4, false), Xmm), store_xmm::<4, false>),
+        ((mem(8, false), Xmm), store_xmm::<8, false>),
+        ((mem(16, false), Xmm), store_xmm::<16, false>),
+        ((mem(16, true), Xmm), store_xmm::<16, true>),
+        ((Xmm, Gpr32), xmm_from_gpr::<u32>),
+        ((Xmm, Gpr64), xmm_from_gpr::<u64>),
+        ((Gpr32, Xmm), gpr_from_xmm::<u32>),
+        ((Gpr64, Xmm), gpr_from_xmm::<u64>),
+    ];
+    let found = forms.into_iter().find(|(form, _)| *form == (h.dst, h.src));
+    found.map(|(_, run)| run)
+}
+
+#[inline(always)]
+fn check_xmm(cpu: &mut Cpu) -> R<()> {
+    if cpu.cr0 & (cr0::EM | cr0::TS) == 0 && cpu.cr4 & cr4::OSFXSR != 0 {
+        return Ok(());
+    }
+    mxcsr_check(cpu)
+}
+
+fn move_xmm(cpu: &mut Cpu, op: &Op) -> Step {
+    check_xmm(cpu)?;
+    cpu.fp.xmm[usize::from(op.dst & 15)] = cpu.fp.xmm[usize::from(op.src & 15)];
+    Ok(Flow::Next)
+}
+
+fn load_xmm<const BYTES: u8, const ALIGNED: bool>(cpu: &mut Cpu, op: &Op) -> Step {
+    check_xmm(cpu)?;
+    let at = cpu.simd_address(op, BYTES, ALIGNED, false)?;
+    cpu.fp.xmm[usize::from(op.dst & 15)] = cpu.read_wide(at, BYTES)?;
+    Ok(Flow::Next)
+}
+
+fn store_xmm<const BYTES: u8, const ALIGNED: bool>(cpu: &mut Cpu, op: &Op) -> Step {
+    check_xmm(cpu)?;
+    let at = cpu.simd_address(op, BYTES, ALIGNED, true)?;
+    let v = cpu.fp.xmm[usize::from(op.src & 15)];
+    cpu.write_wide(at, BYTES, v)?;
+    Ok(Flow::Next)
+}
+
+fn xmm_from_gpr<T: Int>(cpu: &mut Cpu, op: &Op) -> Step {
+    check_xmm(cpu)?;
+    cpu.fp.xmm[usize::from(op.dst & 15)] = cpu.get::<T>(op.src).u64().into();
+    Ok(Flow::Next)
+}
+
+fn gpr_from_xmm<T: Int>(cpu: &mut Cpu, op: &Op) -> Step {
+    check_xmm(cpu)?;
+    let v = cpu.fp.xmm[usize::from(op.src & 15)] as u64;
+    cpu.set(op.dst, T::cut(v));
+    Ok(Flow::Next)
 }
 
 /// Whether the form writes RIP-relative or other state that ends a block: none does.
@@ -62,7 +132,7 @@ fn fault(cpu: &mut Cpu) -> crate::cpu::Trapped {
 
 impl Cpu {
     /// Reads up to 16 bytes, zero-extended.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn read_wide(&mut self, at: u64, bytes: u8) -> R<u128> {
         Ok(match bytes {
             1 => self.read::<u8>(at)?.into(),
@@ -74,14 +144,17 @@ impl Cpu {
                 u128::from(low) | u128::from(self.read::<u16>(at.wrapping_add(8))?) << 64
             }
             _ => {
-                let low = self.read::<u64>(at)?;
-                u128::from(low) | u128::from(self.read::<u64>(at.wrapping_add(8))?) << 64
+                let (low, high) = match self.run_for(at, 16, crate::mmu::Access::Read)? {
+                    Some(p) => (p.load::<u64>(), p.add(8).load::<u64>()),
+                    None => (self.read(at)?, self.read(at.wrapping_add(8))?),
+                };
+                u128::from(low) | u128::from(high) << 64
             }
         })
     }
 
     /// Writes up to 16 bytes; all or nothing.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write_wide(&mut self, at: u64, bytes: u8, v: u128) -> R<()> {
         match bytes {
             1 => self.write(at, v as u8),
@@ -111,6 +184,7 @@ impl Cpu {
         }
     }
 
+    #[inline(always)]
     fn simd_address(&mut self, op: &Op, bytes: u8, aligned: bool, write: bool) -> R<u64> {
         let at = self.ea_general_wide(op, u64::from(bytes), write)?;
         if aligned && at & u64::from(bytes - 1) != 0 {

@@ -339,7 +339,14 @@ pub(crate) fn cli(cpu: &mut Cpu, _: &Op) -> Step {
     Ok(Flow::Next)
 }
 
-/// STI ends its block: the next instruction runs in the interrupt shadow.
+/// STI with the next instruction in the same block, after which events are looked at.
+pub(crate) fn sti_goes_on(cpu: &mut Cpu, _: &Op) -> Step {
+    may_change_if(cpu)?;
+    cpu.sysflags |= IF;
+    Ok(Flow::Next)
+}
+
+/// STI that ends its block: the next instruction runs in the interrupt shadow.
 pub(crate) fn sti_ends(cpu: &mut Cpu, op: &Op) -> Step {
     may_change_if(cpu)?;
     if !cpu.flag(IF) {

@@ -73,9 +73,34 @@ pub(super) fn pmovmskb(v: u128) -> u128 {
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) use super::integer::pmovmskb;
 
+/// CRC32 over the low 1, 2, 4 or 8 bytes, on hosts that have it.
+#[inline]
+pub(super) fn crc32c(crc: u32, value: u64, bytes: usize) -> Option<u32> {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("sse4.2") {
+        // SAFETY: the host has SSE4.2.
+        return Some(unsafe { x86::crc32c(crc, value, bytes) });
+    }
+    let _ = (crc, value, bytes);
+    None
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use core::arch::x86_64::__m128i;
+    use core::arch::x86_64::{__m128i, _mm_crc32_u8, _mm_crc32_u16, _mm_crc32_u32, _mm_crc32_u64};
+
+    /// # Safety
+    ///
+    /// The host has SSE4.2.
+    #[target_feature(enable = "sse4.2")]
+    pub(super) unsafe fn crc32c(crc: u32, value: u64, bytes: usize) -> u32 {
+        match bytes {
+            1 => _mm_crc32_u8(crc, value as u8),
+            2 => _mm_crc32_u16(crc, value as u16),
+            4 => _mm_crc32_u32(crc, value as u32),
+            _ => _mm_crc32_u64(crc.into(), value) as u32,
+        }
+    }
 
     #[inline]
     pub(super) fn vector(v: u128) -> __m128i {
