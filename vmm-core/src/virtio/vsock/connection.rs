@@ -16,6 +16,8 @@ pub(super) const BUFFER_BYTES: u32 = 256 << 10;
 const TO_GUEST_BYTES: usize = 64 << 10;
 /// The guest is told of new room once it believes to have less than this.
 const CREDIT_UPDATE_BELOW: u32 = BUFFER_BYTES / 2;
+/// How long the guest may leave a connection as it is after the host's end was closed, before it is reset.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// Something that the guest has to be told, without data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,6 +57,10 @@ pub(super) struct Connection {
     /// The host receives no more.
     host_receives_no_more: bool,
     host_was_told_end: bool,
+    /// The host's end is closed altogether.
+    host_gone: bool,
+    /// When a connection without a host is given up.
+    lingers_until: Option<Duration>,
     /// The guest forgot the connection; what it sent is still given to the host.
     guest_gone: bool,
 }
@@ -96,6 +102,8 @@ impl Connection {
             host_sends_no_more: false,
             host_receives_no_more: false,
             host_was_told_end: false,
+            host_gone: false,
+            lingers_until: None,
             guest_gone: false,
         })
     }
@@ -104,8 +112,9 @@ impl Connection {
         self.stream.clone()
     }
 
-    pub(super) fn connecting_until(&self) -> Option<Duration> {
-        self.connecting_until
+    /// When the connection is given up if the guest does nothing.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        self.connecting_until.or(self.lingers_until)
     }
 
     fn established(&self) -> bool {
@@ -239,6 +248,7 @@ impl Connection {
     /// read.
     pub(super) fn host_hung_up(&mut self) {
         self.host_receives_no_more = true;
+        self.host_gone = true;
         self.flush();
     }
 
@@ -300,6 +310,8 @@ impl Connection {
         }
         data.extend(self.to_guest.drain(..length));
         self.sent += Wrapping(length as u32);
+        // A guest that takes what the host left behind may take its time.
+        self.lingers_until = None;
         let mut packet = self.packet(op::RW);
         packet.len = length as u32;
         Some(packet)
@@ -335,7 +347,7 @@ impl Connection {
     }
 
     /// How the connection's end is to be handled.
-    pub(super) fn ending(&self, now: Duration) -> Ending {
+    pub(super) fn ending(&mut self, now: Duration) -> Ending {
         let drained = self.to_host.is_empty() || self.host_receives_no_more;
         if self.guest_gone {
             return if drained {
@@ -344,7 +356,10 @@ impl Connection {
                 Ending::None
             };
         }
-        let gave_up = self.connecting_until.is_some_and(|until| now >= until);
+        if self.host_gone && self.established() {
+            self.lingers_until.get_or_insert(now + LINGER);
+        }
+        let gave_up = self.deadline().is_some_and(|until| now >= until);
         let both = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
         if gave_up || (self.guest_shut == both && drained) {
             return Ending::Reset;
@@ -362,4 +377,61 @@ pub(super) enum Ending {
     Forget,
     /// The guest is told by RST.
     Reset,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CREDIT: u32 = 1000;
+
+    /// A connection whose host has written `bytes` bytes and closed its end.
+    fn abandoned(bytes: usize) -> Connection {
+        let (mut host, stream) = UnixStream::pair().unwrap();
+        let request = Header {
+            op: op::REQUEST,
+            buf_alloc: CREDIT,
+            ..Header::default()
+        };
+        let mut connection = Connection::accept(stream, &request).unwrap();
+        host.write_all(&vec![7; bytes]).unwrap();
+        drop(host);
+        connection.fill(&mut Vec::new());
+        connection.host_hung_up();
+        connection
+    }
+
+    #[test]
+    fn a_guest_that_does_not_end_a_connection_without_a_host_loses_it() {
+        let mut connection = abandoned(0);
+        let now = Duration::from_secs(100);
+        assert_eq!(connection.ending(now), Ending::None, "the guest may answer");
+        assert_eq!(connection.deadline(), Some(now + LINGER));
+        while connection.next_packet(4096, &mut Vec::new()).is_some() {}
+        let last = now + LINGER - Duration::from_nanos(1);
+        assert_eq!(connection.ending(last), Ending::None);
+        assert_eq!(connection.ending(now + LINGER), Ending::Reset);
+    }
+
+    #[test]
+    fn what_the_host_left_behind_may_be_taken_slowly() {
+        let mut connection = abandoned(2 * CREDIT as usize);
+        let (mut now, mut data) = (Duration::from_secs(100), Vec::new());
+        for _ in 0..2 {
+            assert_eq!(connection.ending(now), Ending::None);
+            while connection.next_packet(4096, &mut data).is_some() {}
+            now += LINGER - Duration::from_secs(1);
+            assert_eq!(connection.ending(now), Ending::None);
+            let more = Header {
+                op: op::CREDIT_UPDATE,
+                buf_alloc: CREDIT,
+                fwd_cnt: data.len() as u32,
+                ..Header::default()
+            };
+            connection.receive(&more, &[]).unwrap();
+        }
+        assert_eq!(data.len(), 2 * CREDIT as usize, "everything arrived");
+        // A guest that takes nothing more has the same time as any other.
+        assert_eq!(connection.ending(now + LINGER + LINGER), Ending::Reset);
+    }
 }

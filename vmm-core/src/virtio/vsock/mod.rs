@@ -33,6 +33,8 @@ const TX: usize = 1;
 const EVENTS: usize = 2;
 /// The least context id of a guest.
 const MIN_GUEST_CID: u64 = 3;
+/// Dials taken before connections get their turn.
+const MAX_DIALS_PER_ROUND: usize = 64;
 /// How long dials wait for the guest to have dealt with a transport reset: without waiting the
 /// guest could reset the new connection along with the old ones.
 const RESET_GRACE: Duration = Duration::from_millis(500);
@@ -176,7 +178,7 @@ impl Vsock {
     }
 
     fn take_dials(&self, table: &mut Table, now: Duration) {
-        while table.has_room() {
+        for _ in 0..MAX_DIALS_PER_ROUND {
             let dialled = match self.backend.next_dial() {
                 Ok(Some(dial)) => table.dial(dial, now),
                 Ok(None) => break,
@@ -268,7 +270,7 @@ impl Vsock {
         }
         let deadline = state.table.deadline().into_iter();
         Interest {
-            dial: state.reset == ResetEvent::None && state.table.has_room(),
+            dial: state.reset == ResetEvent::None,
             streams: state.table.interest(),
             deadline: deadline.chain(state.reset.until()).min(),
         }

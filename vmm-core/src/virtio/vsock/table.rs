@@ -71,14 +71,14 @@ impl Table {
         self.connections.len()
     }
 
-    pub(super) fn has_room(&self) -> bool {
+    fn has_room(&self) -> bool {
         self.connections.len() < MAX_CONNECTIONS
     }
 
-    /// When the oldest unanswered dial is given up.
+    /// When the next connection is given up that the guest does not answer or end.
     pub(super) fn deadline(&self) -> Option<Duration> {
         let all = self.connections.values();
-        all.filter_map(Connection::connecting_until).min()
+        all.filter_map(Connection::deadline).min()
     }
 
     /// Closes all connections for the host at once: the worker may hold their sockets for as long as it waits.
@@ -108,8 +108,11 @@ impl Table {
     /// Begins a connection to the guest.
     ///
     /// # Errors
-    /// The socket cannot be used.
+    /// The socket cannot be used, or there are too many connections: the caller's end is closed, and does not wait.
     pub(super) fn dial(&mut self, dial: VsockDial, now: Duration) -> io::Result<()> {
+        if !self.has_room() {
+            return Err(io::Error::other("the guest has too many connections"));
+        }
         let mut key = Key {
             host_port: self.next_host_port,
             guest_port: dial.port,
