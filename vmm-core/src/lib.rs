@@ -15,6 +15,7 @@ pub mod bus;
 pub mod cpu_state;
 pub mod entropy;
 pub mod exit;
+pub mod freeze;
 mod gpa;
 pub mod host_side;
 pub mod hypervisor;

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::Gpa;
 use crate::hypervisor::Vm;
-use crate::ram::{GuestRam, PAGE_BYTES, RamError};
+use crate::ram::{CHUNK_BYTES, GuestRam, PAGE_BYTES, RamError, SharedRam};
 
 /// Why the dirty set could not be read.
 #[derive(Debug, Error)]
@@ -196,17 +196,35 @@ struct TrackerInner {
     ram: GuestRam,
     vm: Arc<dyn Vm>,
     /// Held by whatever must not interleave: taking the set, and discarding pages.
-    lock: Mutex<()>,
+    state: Mutex<State>,
+}
+
+/// What was taken from the backend and the page maps and waits for who asked for it.
+struct State {
+    /// For [`DirtyTracker::take`].
+    pending: DirtySet,
+    /// For freezes.
+    base: Option<Base>,
+}
+
+/// What other machines go on from, and what was written since.
+struct Base {
+    memory: SharedRam,
+    written: DirtySet,
 }
 
 impl DirtyTracker {
     /// A tracker over a VM's memory; nothing is armed yet.
     pub fn new(ram: GuestRam, vm: Arc<dyn Vm>) -> Self {
+        let pending = DirtySet::empty(&ram);
         Self {
             inner: Arc::new(TrackerInner {
                 ram,
                 vm,
-                lock: Mutex::new(()),
+                state: Mutex::new(State {
+                    pending,
+                    base: None,
+                }),
             }),
         }
     }
@@ -232,14 +250,15 @@ impl DirtyTracker {
     /// The pages written since the last call, armed again. vCPUs and devices may run meanwhile: a
     /// page written during the call is in this set or in the next.
     pub fn take(&self) -> Result<DirtySet, TrackerError> {
-        let _guard = self.lock();
-        self.drain()
+        let mut state = self.lock();
+        self.drain(&mut state)?;
+        let none = DirtySet::empty(&self.inner.ram);
+        Ok(std::mem::replace(&mut state.pending, none))
     }
 
     /// Puts a set back after a capture that failed: the pages are in the next [`take`](Self::take).
     pub fn give_back(&self, set: &DirtySet) {
-        let _guard = self.lock();
-        self.mark(set);
+        self.lock().pending.merge(set);
     }
 
     /// From now on the pages of `set` count as written, and no others: memory was made to differ from what it is compared with in these.
@@ -248,19 +267,91 @@ impl DirtyTracker {
     /// # Errors
     /// As [`take`](Self::take); the pages that counted as written before then still do.
     pub fn reset_to(&self, set: &DirtySet) -> Result<(), TrackerError> {
-        let _guard = self.lock();
-        self.drain()?;
-        self.mark(set);
+        let mut state = self.lock();
+        self.drain(&mut state)?;
+        state.pending = set.clone();
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, ()> {
-        let guard = self.inner.lock.lock();
+    /// The memory that is tracked.
+    pub fn ram(&self) -> &GuestRam {
+        &self.inner.ram
+    }
+
+    /// Memory was mapped from `memory`: the next [freeze](crate::freeze) copies only what counts as written now or is written
+    /// from now on. Called before [`reset_to`](Self::reset_to) gives a machine what its source has written since a save.
+    pub fn begin_on(&self, memory: SharedRam) -> Result<(), TrackerError> {
+        let mut state = self.lock();
+        self.drain(&mut state)?;
+        self.inner.ram.take_replaced();
+        let written = state.pending.clone();
+        state.base = Some(Base { memory, written });
+        Ok(())
+    }
+
+    /// Without a base every page that may be other than zero was written since.
+    pub(crate) fn need_base(&self) -> Result<(), TrackerError> {
+        let mut state = self.lock();
+        if state.base.is_some() {
+            return Ok(());
+        }
+        // Armed first: a page that is used for the first time is populated, or written later.
+        self.drain(&mut state)?;
+        let ram = &self.inner.ram;
+        let written = DirtySet::populated(ram).map_err(|source| TrackerError::Host {
+            operation: "reading which pages are in use",
+            source,
+        })?;
+        let memory = SharedRam::zero(ram.layout().clone());
+        state.base = Some(Base { memory, written });
+        Ok(())
+    }
+
+    /// The memory of the last freeze, or the one that the machine began on.
+    pub(crate) fn base(&self) -> SharedRam {
+        let memory = self.lock().base.as_ref().map(|base| base.memory.clone());
+        memory.unwrap_or_else(|| SharedRam::zero(self.inner.ram.layout().clone()))
+    }
+
+    pub(crate) fn replace_base(&self, memory: SharedRam) {
+        if let Some(base) = &mut self.lock().base {
+            base.memory = memory;
+        }
+    }
+
+    /// The pages that differ from the base, and were not taken by this since. What [`take`](Self::take) gives
+    /// stays as it is.
+    pub(crate) fn take_since_base(&self) -> Result<DirtySet, TrackerError> {
+        let mut state = self.lock();
+        self.drain(&mut state)?;
+        let ram = &self.inner.ram;
+        let mut written = DirtySet::empty(ram);
+        if let Some(base) = &mut state.base {
+            std::mem::swap(&mut written, &mut base.written);
+        }
+        for chunk in ram.take_replaced() {
+            let start = ram.layout().chunk_gpa(chunk).into_iter();
+            let pages =
+                start.flat_map(|gpa| (gpa.0..gpa.0 + CHUNK_BYTES).step_by(PAGE_BYTES as usize));
+            pages.for_each(|page| written.insert(Gpa(page)));
+        }
+        Ok(written)
+    }
+
+    /// Takes [`take_since_base`](Self::take_since_base) back.
+    pub(crate) fn give_back_since_base(&self, set: &DirtySet) {
+        if let Some(base) = &mut self.lock().base {
+            base.written.merge(set);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        let guard = self.inner.state.lock();
         guard.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the set; what was taken before something failed is put back.
-    fn drain(&self) -> Result<DirtySet, TrackerError> {
+    /// Takes what was written from the backend and the page maps, for all who ask; what was taken before something failed is put back.
+    fn drain(&self, state: &mut State) -> Result<(), TrackerError> {
         let mut set = DirtySet::empty(&self.inner.ram);
         for (index, region) in set.regions.iter_mut().enumerate() {
             if let Some(map) = self.inner.ram.page_map(index) {
@@ -272,7 +363,11 @@ impl DirtyTracker {
                 return Err(error);
             }
         }
-        Ok(set)
+        state.pending.merge(&set);
+        if let Some(base) = &mut state.base {
+            base.written.merge(&set);
+        }
+        Ok(())
     }
 
     fn mark(&self, set: &DirtySet) {

@@ -25,8 +25,8 @@ const ARROWS: &[(&str, Option<&[&str]>)] = &[
     ("kvm-backend", Some(&["vmm-core"])),
     ("soft-backend", Some(&["vmm-core"])),
     ("hvf-backend", Some(&["vmm-core"])),
-    // Only for `StateRecord` and its codec.
-    ("vmm-core", Some(&["snapshot-format"])),
+    // Only for `StateRecord` and its codec; cow-disk only with the feature of that name.
+    ("vmm-core", Some(&["snapshot-format", "cow-disk"])),
     ("guest-image", Some(&["cas-store", "durable-files"])),
     ("guest-agent", Some(&["agent-protocol"])),
     ("cas-store", Some(&["durable-files"])),

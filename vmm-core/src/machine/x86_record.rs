@@ -1,8 +1,11 @@
 use snapshot_format::fields::{FieldReader, FieldWriter};
 use snapshot_format::{FieldError, StateRecord};
 
+use crate::hypervisor::Hypervisor;
 use crate::unit::{UnitError, expect_record};
-use crate::x86::{CpuidEntry, CpuidTable, MAX_CPUID_ENTRIES, MsrList};
+use crate::x86::{
+    CpuProfile, CpuidEntry, CpuidTable, MAX_CPUID_ENTRIES, MsrList, ProfileError, build_profile,
+};
 
 const UNIT: &str = "machine";
 const KIND: &str = "x86-machine";
@@ -25,6 +28,24 @@ pub struct X86MachineRecord {
 }
 
 impl X86MachineRecord {
+    /// CPUID and MSRs of `profile`, as `hypervisor` runs them here, at its own TSC rate.
+    ///
+    /// # Errors
+    /// The host lacks a feature of the profile, or the backend runs no x86 guests.
+    pub fn for_profile(
+        profile: CpuProfile,
+        hypervisor: &dyn Hypervisor,
+    ) -> Result<Self, ProfileError> {
+        let host = hypervisor.capabilities().x86.as_ref();
+        let host = host.ok_or(ProfileError::NoX86)?;
+        let (cpuid, msrs) = build_profile(profile, &host.cpuid)?;
+        Ok(Self {
+            cpuid,
+            msrs,
+            tsc_khz: host.tsc_khz,
+        })
+    }
+
     /// The vendor string that the guest's CPUID gives; unprintable bytes become `?`.
     pub fn vendor(&self) -> String {
         let leaf = self.cpuid.get(0, 0).copied().unwrap_or_default();

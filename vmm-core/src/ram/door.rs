@@ -28,6 +28,8 @@ impl GuestRam {
         chunks: impl IntoIterator<Item = ChunkIndex>,
         source: Arc<dyn FillSource>,
     ) {
+        let chunks: Vec<ChunkIndex> = chunks.into_iter().collect();
+        self.note_replaced(chunks.iter().copied());
         self.inner.presence.begin(chunks, source);
     }
 

@@ -27,7 +27,9 @@ mod presence;
 #[cfg(test)]
 mod property;
 mod reservation;
+mod shared;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -45,6 +47,8 @@ pub use extents::{Extent, ExtentBacking, FileRange};
 pub use layout::{MemoryRegion, RAM_UNIT_BYTES, RamLayout, RamLayoutError};
 pub use page_map::{PAGE_BYTES, PageMap};
 pub use presence::{ChunkIndex, FillProgress, FillSource, LostListener, MemoryLost};
+pub(crate) use shared::Layer;
+pub use shared::{SharedPart, SharedRam, SharedRamError};
 
 /// Memory is filled, and its extents are cut, in chunks of this many bytes.
 pub const CHUNK_BYTES: u64 = 64 << 10;
@@ -128,6 +132,8 @@ struct Inner {
     /// What lies behind each region. Held while that changes.
     extents: Mutex<Vec<ExtentMap>>,
     presence: Presence,
+    /// Chunks whose contents were replaced without counting as written.
+    replaced: Mutex<BTreeSet<ChunkIndex>>,
     any_stale_code: Arc<AtomicBool>,
 }
 
@@ -164,6 +170,7 @@ impl GuestRam {
                 memory,
                 extents: Mutex::new(extents.collect()),
                 presence: Presence::new(layout.chunks()),
+                replaced: Mutex::default(),
                 layout,
                 reservations,
                 any_stale_code,
@@ -259,6 +266,10 @@ impl GuestRam {
             return Err(RamError::Granule { gpa, bytes });
         }
         self.give_up_chunks(part);
+        if let Some(ChunkIndex(first)) = self.layout().chunk_at(gpa) {
+            let last = first + (bytes / CHUNK_BYTES) as usize;
+            self.note_replaced((first..last).map(ChunkIndex));
+        }
         let mut extents = self.lock_extents();
         if !has_room(&extents) {
             return Err(RamError::TooManyExtents);
@@ -354,6 +365,18 @@ impl GuestRam {
                 self.inner.presence.give_up(chunk);
             }
         }
+    }
+
+    /// The chunks whose contents came from a file or a source since the last call.
+    pub(crate) fn take_replaced(&self) -> BTreeSet<ChunkIndex> {
+        let replaced = self.inner.replaced.lock();
+        std::mem::take(&mut *replaced.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn note_replaced(&self, chunks: impl IntoIterator<Item = ChunkIndex>) {
+        let replaced = self.inner.replaced.lock();
+        let mut replaced = replaced.unwrap_or_else(PoisonError::into_inner);
+        replaced.extend(chunks);
     }
 
     fn find(&self, gpa: Gpa, bytes: u64) -> Result<RegionPart, RamError> {

@@ -74,6 +74,9 @@ impl FromStr for CpuProfile {
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProfileError {
+    /// The backend runs no x86 guests.
+    #[error("this backend runs no x86 guests")]
+    NoX86,
     /// No such profile.
     #[error("there is no CPU profile {name:?}, only v1, v2, v3 and host")]
     Unknown {

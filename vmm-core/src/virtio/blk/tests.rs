@@ -262,3 +262,50 @@ fn a_reset_forgets_a_flush() {
     bench.slot.stop();
     assert_eq!(bench.status(), 0xff, "nothing is written after a reset");
 }
+
+#[test]
+fn a_flush_in_flight_is_for_the_disk_that_takes_the_place() {
+    let (first, second) = (disk_of(DISK_BYTES), disk_of(DISK_BYTES));
+    let (ram, irq) = (test_ram().unwrap(), Arc::<TestIrq>::default());
+    let blk = Arc::new(Blk::new(first.clone(), "disk0").unwrap());
+    let slot = VirtioMmio::new("blk0", 0, blk.clone(), ram.clone(), irq.clone());
+    let slot = Arc::new(slot.unwrap());
+    slot.resume();
+    let driver = Driver::start(slot.clone(), ram, irq, 1, u64::MAX).unwrap();
+    let mut bench = Bench {
+        disk: first,
+        slot,
+        driver,
+    };
+    bench.disk.hold_flushes(true);
+    bench.header(4, 0);
+    let chain = [(HEADER, 16, false), (STATUS, 1, true)];
+    bench.driver.submit(0, &chain).unwrap();
+    bench.driver.notify(0);
+    while bench.disk.flushes() == 0 {
+        std::thread::yield_now();
+    }
+    bench.slot.quiesce();
+    assert!(blk.exchange(disk_of(DISK_BYTES / 2)).is_err());
+    blk.exchange(second.clone()).unwrap();
+    // What the old disk answers does not count.
+    second.hold_flushes(true);
+    bench.slot.resume();
+    while second.flushes() == 0 {
+        std::thread::yield_now();
+    }
+    bench.disk.hold_flushes(false);
+    bench.put(&[5; 512]);
+    assert_eq!(bench.request(1, 3, Some((512, false))), (0, 1));
+    assert_eq!(second.contents()[3 * 512..][..512], [5; 512]);
+    assert_eq!(bench.disk.contents()[3 * 512], 0);
+    bench.header(0, 0);
+    second.hold_flushes(false);
+    assert!(bench.driver.wait_used(0).is_some());
+    assert_eq!(bench.status(), 0);
+    assert_eq!(bench.driver.used(0), None, "the flush was answered once");
+}
+
+fn disk_of(bytes: usize) -> Arc<MemoryDisk> {
+    Arc::new(MemoryDisk::new(bytes, false))
+}

@@ -1,7 +1,13 @@
 //! What devices need from the host: traits that the machine's owner implements.
 
+mod file_disk;
+#[cfg(feature = "cow-disk")]
+mod layered_disk;
+
 use std::io;
 use std::os::unix::net::UnixStream;
+
+pub use file_disk::FileDisk;
 
 /// The disk under a virtio-blk device. Called from several threads at once.
 pub trait BlockBackend: Send + Sync {
