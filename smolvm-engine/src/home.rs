@@ -1,13 +1,17 @@
 //! The directory that holds everything: `$SMOLVM_HOME`.
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
 use crate::file_error::FileError;
 use crate::name::MachineName;
+
+/// Mode bits that let others change a directory.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Why there is no home.
 #[derive(Debug, Error)]
@@ -16,6 +20,20 @@ pub enum HomeError {
     /// No variable says where it lies.
     #[error("neither SMOLVM_HOME nor XDG_DATA_HOME nor HOME is set")]
     Unknown,
+    /// It belongs to somebody else, who could put anything there.
+    #[error("{} belongs to the user with id {owner}, not to you", path.display())]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// Whose it is, as a user id.
+        owner: u32,
+    },
+    /// Others may change what is there.
+    #[error("{} can be written by others", path.display())]
+    Shared {
+        /// The directory.
+        path: PathBuf,
+    },
     /// It cannot be made or used.
     #[error(transparent)]
     Io(#[from] FileError),
@@ -46,6 +64,22 @@ impl Home {
         Self {
             root: std::path::absolute(&root).unwrap_or(root),
         }
+    }
+
+    /// Checks that the home, if it exists, is this user's alone.
+    ///
+    /// # Errors
+    ///
+    /// [`HomeError::Foreign`], [`HomeError::Shared`].
+    pub fn check(&self) -> Result<(), HomeError> {
+        for path in [self.root.clone(), self.machines()] {
+            match fs::metadata(&path) {
+                Ok(meta) => check_owner(path, &meta)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(FileError::at("look at", &path)(error).into()),
+            }
+        }
+        Ok(())
     }
 
     /// Makes the directories that are missing.
@@ -87,6 +121,17 @@ impl Home {
     }
 }
 
+fn check_owner(path: PathBuf, meta: &fs::Metadata) -> Result<(), HomeError> {
+    if meta.uid() != rustix::process::geteuid().as_raw() {
+        let owner = meta.uid();
+        return Err(HomeError::Foreign { path, owner });
+    }
+    if meta.mode() & WRITABLE_BY_OTHERS != 0 {
+        return Err(HomeError::Shared { path });
+    }
+    Ok(())
+}
+
 /// Makes a directory and its parents for this user only; one that exists is left as it is.
 pub(crate) fn make_private_dir(path: &Path) -> Result<(), FileError> {
     fs::DirBuilder::new()
@@ -94,4 +139,40 @@ pub(crate) fn make_private_dir(path: &Path) -> Result<(), FileError> {
         .mode(0o700)
         .create(path)
         .map_err(FileError::at("create directory", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_home_that_others_may_change_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::at(directory.path().join("home"));
+        home.check().unwrap();
+        home.ensure().unwrap();
+        home.check().unwrap();
+        for mode in [0o770, 0o702] {
+            fs::set_permissions(home.root(), fs::Permissions::from_mode(mode)).unwrap();
+            assert!(matches!(home.check(), Err(HomeError::Shared { .. })));
+        }
+        fs::set_permissions(home.root(), fs::Permissions::from_mode(0o755)).unwrap();
+        home.check().unwrap();
+    }
+
+    #[test]
+    fn a_home_of_somebody_else_is_refused() {
+        // Of root and of an ordinary user at once: each is somebody else's to the other.
+        let foreign = if rustix::process::geteuid().is_root() {
+            let directory = tempfile::tempdir().unwrap();
+            std::os::unix::fs::chown(directory.path(), Some(65534), None).unwrap();
+            let home = Home::at(directory.path());
+            let checked = home.check();
+            drop(directory);
+            checked
+        } else {
+            Home::at("/").check()
+        };
+        assert!(matches!(foreign, Err(HomeError::Foreign { .. })));
+    }
 }

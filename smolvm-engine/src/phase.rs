@@ -4,10 +4,13 @@
 //! they have names. Where [`HOLD_VARIABLE`] names a directory, a process that reaches a phase whose name
 //! is a file there says so and waits until the file is gone; everywhere else, reaching a phase does
 //! nothing but look at one variable, once per process. The variable is inherited by supervisors and
-//! VMMs, so it has to be set for the command that starts the machine.
+//! VMMs, so it has to be set for the command that starts the machine. A directory that is not this user's alone is
+//! not used.
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -141,7 +144,12 @@ impl Phase {
     pub(crate) fn reached(self) {
         static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
         let variable = || std::env::var_os(HOLD_VARIABLE).filter(|value| !value.is_empty());
-        if let Some(directory) = DIRECTORY.get_or_init(|| variable().map(PathBuf::from)) {
+        let own = || {
+            variable()
+                .map(PathBuf::from)
+                .filter(|path| is_ours_alone(path))
+        };
+        if let Some(directory) = DIRECTORY.get_or_init(own) {
             self.hold(directory);
         }
     }
@@ -164,13 +172,31 @@ impl Phase {
             return;
         }
         let held = self.held_file(directory);
-        if let Err(error) = fs::write(&held, std::process::id().to_string()) {
+        if let Err(error) = write_new(&held, &std::process::id().to_string()) {
             tracing::error!(path = %held.display(), %error, "a phase cannot be reported");
         }
         while hold.exists() {
             std::thread::sleep(LOOK_AGAIN);
         }
     }
+}
+
+/// Whether a directory is no link, this user's, and nobody else may write there.
+fn is_ours_alone(directory: &Path) -> bool {
+    directory.symlink_metadata().is_ok_and(|meta| {
+        meta.is_dir()
+            && meta.uid() == rustix::process::geteuid().as_raw()
+            && meta.mode() & 0o022 == 0
+    })
+}
+
+/// Writes a file, in place of one of that name; no link is followed.
+fn write_new(path: &Path, text: &str) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::File::create_new(path)?.write_all(text.as_bytes())
 }
 
 #[cfg(test)]
@@ -192,6 +218,19 @@ mod tests {
         }
         fs::remove_file(Phase::Staged.hold_file(directory.path())).unwrap();
         held.join().unwrap();
+    }
+
+    #[test]
+    fn only_a_directory_of_our_own_is_looked_at() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let directory = tempfile::tempdir().unwrap();
+        assert!(is_ours_alone(directory.path()));
+        let link = directory.path().join("link");
+        symlink(directory.path(), &link).unwrap();
+        assert!(!is_ours_alone(&link));
+        assert!(!is_ours_alone(&directory.path().join("missing")));
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(!is_ours_alone(directory.path()));
     }
 
     #[test]

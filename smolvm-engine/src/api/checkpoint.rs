@@ -7,12 +7,12 @@ use cas_store::{DirectoryState, Store};
 use snapshot_format::{CheckpointId, LineageEntry};
 
 use super::phases::Phases;
+use super::place::{check_output, check_store};
 use crate::api::Engine;
-use crate::api::error::{EngineError, free_name};
+use crate::api::error::EngineError;
 use crate::channel::control::{CheckpointDone, CheckpointRequest, Control, ControlReply};
-use crate::file_error::FileError;
 use crate::name::MachineName;
-use crate::point::{CheckpointDir, SUFFIX};
+use crate::point::CheckpointDir;
 use crate::progress::Progress;
 
 /// Earlier points in a checkpoint directory when nothing is said.
@@ -107,13 +107,13 @@ impl Engine {
         self.require_running(name, "checkpoint")?;
         self.home().ensure()?;
         let store = match &options.store {
-            Some(store) => absolute(store)?,
+            Some(store) => check_store(store, self.home())?,
             None => self.home().store(),
         };
         let output = options
             .output
             .as_deref()
-            .map(|output| check_output(output, &store));
+            .map(|output| check_output(output, &store, self.home()));
         let request = Control::Checkpoint(CheckpointRequest {
             store,
             output: output.transpose()?,
@@ -208,82 +208,5 @@ fn saved(done: CheckpointDone) -> Checkpoint {
         data_bytes: done.data_bytes,
         shared_bytes: done.shared_bytes,
         tracked: done.tracked,
-    }
-}
-
-fn absolute(path: &Path) -> Result<PathBuf, EngineError> {
-    Ok(std::path::absolute(path).map_err(FileError::at("find", path))?)
-}
-
-/// Checks where a checkpoint is to be made; returns the absolute path.
-fn check_output(output: &Path, store: &Path) -> Result<PathBuf, EngineError> {
-    let output = absolute(output)?;
-    let refuse = |why: String| {
-        let free = free_name(&output);
-        Err(EngineError::Invalid {
-            what: format!("cannot make a checkpoint at {}: {why}", output.display()),
-            hint: Some(format!(
-                "choose another place, for instance: -o {}",
-                free.display()
-            )),
-        })
-    };
-    let name = output.file_name().unwrap_or_default().to_string_lossy();
-    if !name.ends_with(SUFFIX) || name.len() == SUFFIX.len() {
-        return refuse(format!("its name must end with {SUFFIX}"));
-    }
-    let parent = output.parent().unwrap_or(Path::new("/"));
-    let Ok(parent) = parent.canonicalize() else {
-        return refuse(format!("{} does not exist", parent.display()));
-    };
-    let output = parent.join(output.file_name().unwrap_or_default());
-    if output.symlink_metadata().is_ok() {
-        return Err(crate::point::PointError::Taken { path: output }.into());
-    }
-    if let Some(checkpoint) = CheckpointDir::around(&output) {
-        return refuse(format!("{} is a checkpoint", checkpoint.display()));
-    }
-    let store = store.canonicalize().unwrap_or_else(|_| store.to_owned());
-    let inside_store = output.starts_with(&store)
-        && ["packs", "points", "lineage", "pins", "staging"]
-            .iter()
-            .any(|own| output.starts_with(store.join(own)));
-    if inside_store {
-        return refuse(format!("it lies in the store {}", store.display()));
-    }
-    Ok(output)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_for_checkpoints_are_checked() {
-        let directory = tempfile::tempdir().unwrap();
-        let at = |name: &str| directory.path().join(name);
-        let store = at("store");
-        std::fs::create_dir_all(store.join("packs")).unwrap();
-        std::fs::create_dir_all(at("old.checkpoint/sub")).unwrap();
-        std::fs::write(at("old.checkpoint/point.record"), b"").unwrap();
-        check_output(&at("new.checkpoint"), &store).unwrap();
-        check_output(&store.join("beside.checkpoint"), &store).unwrap();
-        for bad in [
-            "new",
-            ".checkpoint",
-            "old.checkpoint",
-            "old.checkpoint/in.checkpoint",
-            "old.checkpoint/sub/in.checkpoint",
-            "store/packs/in.checkpoint",
-            "missing/new.checkpoint",
-        ] {
-            assert!(check_output(&at(bad), &store).is_err(), "{bad}");
-        }
-        let error = check_output(&at("old.checkpoint"), &store).unwrap_err();
-        assert!(
-            error.hint().unwrap().ends_with("old-2.checkpoint"),
-            "{:?}",
-            error.hint()
-        );
     }
 }

@@ -1,7 +1,7 @@
 //! A machine's log, read as it grows.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::time::Duration;
 
 use crate::api::{Engine, EngineError};
@@ -41,6 +41,12 @@ impl Engine {
                 };
             }
             if let Some(file) = &mut file {
+                let length = file.metadata().map_err(FileError::at("read", &path))?.len();
+                let position = file.stream_position();
+                if position.is_ok_and(|position| position > length) {
+                    // It was cut to its newest part.
+                    file.rewind().map_err(FileError::at("read", &path))?;
+                }
                 loop {
                     let count = file
                         .read(&mut block)

@@ -14,6 +14,11 @@ use crate::name::MachineName;
 /// How long the hello of a fresh connection to the agent may take.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// How long a supervisor may take to answer a short request.
+const CONTROL_PATIENCE: Duration = Duration::from_secs(20);
+/// How long it may take to say how the machine is, its own question to the agent included.
+const STATUS_PATIENCE: Duration = Duration::from_millis(2500);
+
 /// A connection to a machine's agent.
 pub type AgentConnection = Connection<UnixStream, UnixStream>;
 
@@ -66,7 +71,7 @@ impl Engine {
         request: &Control,
         on_progress: &mut dyn FnMut(&str, u64, Option<u64>),
     ) -> Result<ControlReply, EngineError> {
-        let (reply, _) = self.exchange(name, request, on_progress)?;
+        let (reply, _) = self.exchange(name, request, None, on_progress)?;
         Ok(reply)
     }
 
@@ -76,7 +81,17 @@ impl Engine {
         name: &MachineName,
         request: &Control,
     ) -> Result<(ControlReply, Option<UnixStream>), EngineError> {
-        self.exchange(name, request, &mut |_, _, _| ())
+        self.control_within(name, request, CONTROL_PATIENCE)
+    }
+
+    /// As [`Self::control`], within another time.
+    pub(super) fn control_within(
+        &self,
+        name: &MachineName,
+        request: &Control,
+        patience: Duration,
+    ) -> Result<(ControlReply, Option<UnixStream>), EngineError> {
+        self.exchange(name, request, Some(patience), &mut |_, _, _| ())
     }
 
     /// Sends a request and waits for the answer, with what came with it; progress in between goes to
@@ -85,13 +100,16 @@ impl Engine {
         &self,
         name: &MachineName,
         request: &Control,
+        patience: Option<Duration>,
         on_progress: &mut dyn FnMut(&str, u64, Option<u64>),
     ) -> Result<(ControlReply, Option<UnixStream>), EngineError> {
         let failed = |source| EngineError::Supervisor {
             name: name.clone(),
             source,
         };
-        let socket = control_socket::connect(&self.dir(name).control_socket())
+        let connect_patience = patience.unwrap_or(CONTROL_PATIENCE).min(CONTROL_PATIENCE);
+        let socket = control_socket::connect(&self.dir(name).control_socket(), connect_patience)
+            .and_then(|socket| socket.set_read_timeout(patience).map(|()| socket))
             .map_err(|error| failed(ChannelError::Io(error)))?;
         channel::send(&socket, request, &[]).map_err(failed)?;
         loop {
@@ -110,9 +128,14 @@ impl Engine {
 
     /// What the supervisor says about a machine that is neither starting nor ending.
     pub(super) fn live_status(&self, name: &MachineName) -> Option<LiveStatus> {
-        match self.control(name, &Control::Status) {
+        self.ask_status(name, false)
+    }
+
+    /// As [`Self::live_status`]; `ping`: the supervisor asks the agent, too.
+    pub(super) fn ask_status(&self, name: &MachineName, ping: bool) -> Option<LiveStatus> {
+        match self.control_within(name, &Control::Status { ping }, STATUS_PATIENCE) {
             Ok((ControlReply::Status(status), _)) => Some(status),
-            // It starts, or ends right now.
+            // It starts, or ends right now, or is stopped.
             _ => None,
         }
     }

@@ -124,7 +124,7 @@ impl Engine {
         let dir = MachineDir::new(staging.path().to_owned());
         loop {
             named(&mut machine);
-            dir.write(&machine)?;
+            dir.write_first(&machine)?;
             Phase::MachineStaged.reached();
             match staging.publish_as(machine.name.as_str()) {
                 Ok(_) => {

@@ -296,6 +296,12 @@ impl EngineError {
     /// The next step, where there is one.
     pub fn hint(&self) -> Option<String> {
         match self {
+            Self::Home(HomeError::Foreign { .. }) => {
+                Some("set SMOLVM_HOME to a directory of yours".to_owned())
+            }
+            Self::Home(HomeError::Shared { path }) => {
+                Some(format!("protect it with: chmod go-w {}", path.display()))
+            }
             Self::NoMachine { .. } => Some("list the machines with: smolvm machine ls".to_owned()),
             Self::WhichMachine { count: 0 } => {
                 Some("make one with: smolvm machine start --name NAME".to_owned())

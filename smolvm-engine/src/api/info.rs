@@ -97,7 +97,7 @@ pub(super) fn describe(file: MachineFile, running: bool, live: Option<LiveStatus
         backend: live.as_ref().map(|live| live.backend.clone()),
         vcpus: live.as_ref().map(|live| live.vcpus),
         started_unix: live.as_ref().map(|live| live.started_unix),
-        ready: live.as_ref().is_some_and(|live| live.ready),
+        ready: live.as_ref().is_some_and(|live| live.answers),
         out_of_memory: live.and_then(|live| live.out_of_memory),
     }
 }

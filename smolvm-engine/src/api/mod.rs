@@ -8,23 +8,26 @@ mod create;
 mod create_from;
 mod deterministic;
 pub mod doctor;
+mod end;
 pub(crate) mod error;
 mod exec;
 mod info;
 mod phases;
+mod place;
 mod power;
 pub mod process;
 mod undo;
 mod undo_target;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use durable_files::OsBackend;
 
 use self::info::describe;
 use self::process::ProcessModel;
-use crate::channel::control::Control;
 use crate::file_error::FileError;
 use crate::home::Home;
 use crate::machine::{MachineDir, MachineFile};
@@ -37,11 +40,15 @@ pub use self::create_from::{CreateFromOptions, PointSource};
 pub use self::deterministic::{
     DeterministicError, DeterministicMachine, ExecOutput, MachineDigest,
 };
+pub use self::end::{StopOptions, Stopped};
 pub use self::error::{EngineError, ErrorCode};
 pub use self::exec::{ExecOptions, ExecSession, ExecWriter};
 pub use self::info::{MachineInfo, MachineState};
-pub use self::power::{StartOptions, Started, StopOptions, Stopped};
+pub use self::power::{StartOptions, Started};
 pub use self::undo::{KeptState, UndoOptions, Undone};
+
+/// Machines that are asked at once how they are.
+const ASKED_AT_ONCE: usize = 64;
 
 /// Where an engine works and how it runs machines.
 #[derive(Debug, Clone)]
@@ -72,7 +79,12 @@ pub struct Engine {
 
 impl Engine {
     /// An engine over a home, which need not exist.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::Home`] when the home is not this user's alone.
     pub fn open(options: EngineOptions) -> Result<Self, EngineError> {
+        options.home.check()?;
         Ok(Self { options })
     }
 
@@ -93,26 +105,43 @@ impl Engine {
 
     /// All machines, sorted by name. Changes nothing; one that is being deleted may be missing.
     pub fn machines(&self) -> Result<Vec<MachineInfo>, EngineError> {
+        let names = self.machine_names()?;
         let mut machines = Vec::new();
-        for name in self.machine_names()? {
-            match self.machine(&name) {
-                Err(EngineError::NoMachine { .. }) => {}
-                result => machines.push(result?),
+        // At once, as far as that is no burden: none waits for another that does not answer.
+        for names in names.chunks(ASKED_AT_ONCE) {
+            let asked: Vec<_> = std::thread::scope(|scope| {
+                let ask = |name| scope.spawn(move || self.machine(name));
+                let asked: Vec<_> = names.iter().map(ask).collect();
+                asked.into_iter().map(|thread| thread.join()).collect()
+            });
+            for machine in asked {
+                match machine {
+                    Ok(Err(EngineError::NoMachine { .. })) => {}
+                    Ok(result) => machines.push(result?),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
             }
         }
         Ok(machines)
     }
 
-    /// One machine. Changes nothing.
+    /// One machine. Changes nothing, and takes at most three seconds whatever the machine does.
     pub fn machine(&self, name: &MachineName) -> Result<MachineInfo, EngineError> {
+        self.look_at(name, true)
+    }
+
+    /// What is known about a machine; `ping`: whether its agent answers, too.
+    fn look_at(&self, name: &MachineName, ping: bool) -> Result<MachineInfo, EngineError> {
         let dir = self.dir(name);
         let file = self.read(name)?;
-        let running = dir.is_running()?;
+        let mut running = dir.is_running()?;
         let live = if running {
-            self.live_status(name)
+            self.ask_status(name, ping)
         } else {
             None
         };
+        // What is left of it publishes a save.
+        running &= !live.as_ref().is_some_and(|live| live.ended);
         // Between reading the file and looking at the lock the machine may have ended.
         let file = if running { file } else { self.read(name)? };
         Ok(describe(file, running, live))
@@ -145,7 +174,7 @@ impl Engine {
             Err(EngineError::MachineDir(_)) if force => {}
             result => drop(result?),
         }
-        let _operation = dir.lock_operation()?;
+        let _operation = self.lock_to_delete(name, &dir, force)?;
         if dir.is_running()? {
             if !force {
                 return Err(EngineError::WrongState {
@@ -154,9 +183,7 @@ impl Engine {
                     state: MachineState::Running.word().to_owned(),
                 });
             }
-            // Whether it ended in order does not matter any more.
-            let _ = self.control(name, &Control::Stop { timeout_ms: 0 });
-            drop(dir.lock_running()?);
+            self.end(name, &dir, Duration::ZERO)?;
         }
         let machines = self.home().machines();
         if !durable_files::remove_whole(Arc::new(OsBackend), &machines, name.as_str())? {
@@ -165,12 +192,24 @@ impl Engine {
         Ok(())
     }
 
+    fn lock_to_delete(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+        force: bool,
+    ) -> Result<File, EngineError> {
+        if force {
+            return self.lock_to_end(name, dir);
+        }
+        Ok(dir.lock_operation()?)
+    }
+
     /// Gives a machine that does not run another name.
     pub fn rename(&self, name: &MachineName, to: &MachineName) -> Result<(), EngineError> {
         let dir = self.dir(name);
         self.read(name)?;
         let _operation = dir.lock_operation()?;
-        let mut file = self.read(name)?;
+        self.read(name)?;
         if dir.is_running()? {
             return Err(EngineError::WrongState {
                 operation: "rename",
@@ -187,9 +226,10 @@ impl Engine {
             }
             Err(error) => return Err(FileError::at("rename to", &target)(error).into()),
         }
-        file.name = to.clone();
-        let dir = self.dir(to);
-        dir.write(&file)?;
+        // From here on it has the name, which is that of its directory; the file follows.
+        self.dir(to)
+            .change(|file| file.name = to.clone())
+            .visible()?;
         Ok(crate::machine::sync_directory(&self.home().machines())?)
     }
 
@@ -214,7 +254,7 @@ impl Engine {
         name: &MachineName,
         operation: &'static str,
     ) -> Result<(), EngineError> {
-        let info = self.machine(name)?;
+        let info = self.look_at(name, false)?;
         if info.state == MachineState::Running {
             return Ok(());
         }

@@ -11,7 +11,7 @@ use crate::api::EngineError;
 use crate::backend::{self, NotKvm};
 use crate::channel;
 use crate::channel::child::spawn_supervisor;
-use crate::channel::control::{Control, ControlReply, LiveStatus, StartReport};
+use crate::channel::control::{LiveStatus, StartReport};
 use crate::file_error::FileError;
 use crate::machine::{MachineDir, RecordedState};
 use crate::name::MachineName;
@@ -20,6 +20,9 @@ use crate::vmm;
 
 /// Pause between two looks at a machine that somebody else starts.
 const READY_PAUSE: Duration = Duration::from_millis(20);
+
+/// Pause between two looks at a machine whose save is not over.
+const SAVE_PAUSE: Duration = Duration::from_millis(200);
 
 /// How to start a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,29 +43,6 @@ impl Default for StartOptions {
     }
 }
 
-/// How to stop a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct StopOptions {
-    /// How long the guest may take to end by itself.
-    pub timeout: Duration,
-}
-
-impl StopOptions {
-    /// With this timeout.
-    pub fn with_timeout(timeout: Duration) -> Self {
-        Self { timeout }
-    }
-}
-
-impl Default for StopOptions {
-    fn default() -> Self {
-        Self {
-            timeout: Duration::from_secs(10),
-        }
-    }
-}
-
 /// What [`Engine::start`] did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Started {
@@ -74,15 +54,6 @@ pub struct Started {
     pub backend: String,
     /// Why it is not KVM, and what the user can do about that.
     pub not_kvm: Option<NotKvm>,
-}
-
-/// What [`Engine::stop`] did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stopped {
-    /// It did not run.
-    pub was_stopped: bool,
-    /// The guest did not end by itself.
-    pub forced: bool,
 }
 
 impl Engine {
@@ -110,8 +81,8 @@ impl Engine {
             }
         }
         let _operation = dir.lock_operation()?;
-        let mut file = self.read(name)?;
-        if dir.is_running()? {
+        let file = self.read(name)?;
+        if self.runs_on(name, &dir)? {
             // Whoever started it may have been killed before it was ready.
             self.wait_ready(name, &dir)?;
             let backend = match self.read(name)?.state {
@@ -127,11 +98,13 @@ impl Engine {
         }
         backend::check_named(file.spec.backend)?;
         if file.branchable != options.branchable || (options.cold && file.restore.is_some()) {
-            file.branchable = options.branchable;
-            if options.cold {
-                file.restore = None;
-            }
-            dir.write(&file)?;
+            let change = dir.change(|file| {
+                file.branchable = options.branchable;
+                if options.cold {
+                    file.restore = None;
+                }
+            });
+            change.visible()?;
         }
         let report = self.launch(name, &dir);
         if !matches!(
@@ -139,7 +112,7 @@ impl Engine {
             Ok(StartReport::Ready { .. } | StartReport::AgentSilent { .. })
         ) {
             // It does not run: the next command must not find its last process and think it did.
-            drop(dir.lock_running()?);
+            self.wait_for_end(name, &dir)?;
         }
         let report = report?;
         let name = name.clone();
@@ -200,44 +173,17 @@ impl Engine {
         })
     }
 
-    /// Stops a machine: in order if the guest obeys in time, else by force.
-    pub fn stop(&self, name: &MachineName, options: StopOptions) -> Result<Stopped, EngineError> {
-        let dir = self.dir(name);
-        self.read(name)?;
-        let _operation = dir.lock_operation()?;
-        self.read(name)?;
-        if !dir.is_running()? {
-            return Ok(Stopped {
-                was_stopped: true,
-                forced: false,
-            });
-        }
-        let timeout_ms = u64::try_from(options.timeout.as_millis()).unwrap_or(u64::MAX);
-        let forced = match self.control(name, &Control::Stop { timeout_ms }) {
-            Ok((ControlReply::Stopped { forced }, _)) => forced,
-            Ok((ControlReply::Failed { message, hint }, _)) => {
-                return Err(EngineError::Refused {
-                    name: name.clone(),
-                    reason: message,
-                    hint,
-                });
+    /// Whether the machine runs. One that has ended, but is still being saved, is waited for.
+    fn runs_on(&self, name: &MachineName, dir: &MachineDir) -> Result<bool, EngineError> {
+        while dir.is_running()? {
+            match self.live_status(name) {
+                Some(LiveStatus { ended: true, .. }) => {
+                    dir.wait_until_free(SAVE_PAUSE)?;
+                }
+                _ => return Ok(true),
             }
-            Ok(_) => false,
-            // A supervisor that ends or was killed: the lock below tells when its VMM is gone too.
-            Err(_) => true,
-        };
-        // The lock is free when both processes are gone.
-        drop(dir.lock_running()?);
-        Ok(Stopped {
-            was_stopped: false,
-            forced,
-        })
-    }
-
-    /// Ends a machine's processes at once, also while another call starts or stops it. Returns whether
-    /// there was anything to end.
-    pub fn force_off(&self, name: &MachineName) -> bool {
-        self.control(name, &Control::Stop { timeout_ms: 0 }).is_ok()
+        }
+        Ok(false)
     }
 
     /// Waits until a machine that runs already can be worked in.

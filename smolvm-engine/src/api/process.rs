@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use crate::channel::child::{SUPERVISOR, VMM, take_standard_input};
 use crate::error_chain::chain;
@@ -38,6 +39,7 @@ pub fn run_if_asked(arguments: impl IntoIterator<Item = OsString>) -> Option<Exi
         run_supervisor(arguments)
     } else if first == VMM {
         end_at_panics();
+        leave_signals_to_the_supervisor();
         take_standard_input()
             .map_err(|error| chain(&error))
             .and_then(|socket| vmm::run(UnixStream::from(socket)).map_err(|error| chain(&error)))
@@ -68,6 +70,16 @@ fn run_supervisor(mut arguments: impl Iterator<Item = OsString>) -> Result<(), S
     let host = VmmHost::Process { program };
     supervisor::run(&Home::at(home), &name, &host, UnixStream::from(socket));
     Ok(())
+}
+
+/// What ends this process in order is its supervisor, which gets the same signals.
+fn leave_signals_to_the_supervisor() {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        if let Err(error) = signal_hook::flag::register(signal, Arc::default()) {
+            tracing::warn!(%error, signal, "a signal ends the VMM at once");
+        }
+    }
 }
 
 /// From now on a panic of any thread ends the process: a guest whose disk or vCPU nobody serves any more would

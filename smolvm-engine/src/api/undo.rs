@@ -10,7 +10,7 @@ use crate::api::{Engine, MachineState};
 use crate::channel::control::{
     CheckpointDone, CheckpointRequest, Control, ControlReply, StartReport, UndoAnswer, UndoRequest,
 };
-use crate::machine::{MachineDir, MachineFile};
+use crate::machine::{Change, MachineDir, MachineFile};
 use crate::name::MachineName;
 use crate::phase::Phase;
 use crate::progress::Progress;
@@ -128,7 +128,7 @@ impl Engine {
             }
             StartReport::Failed { message, hint } => {
                 // It does not run: the next command must not find its last process and think it did.
-                drop(dir.lock_running()?);
+                self.wait_for_end(name, &dir)?;
                 Err(EngineError::NotStarted {
                     name: name.clone(),
                     reason: message,
@@ -200,7 +200,7 @@ impl Engine {
                 lost: (!options.discard).then(|| "its processes were killed".to_owned()),
             },
         };
-        drop(dir.lock_running()?);
+        self.wait_for_end(name, dir)?;
         Ok(left)
     }
 
@@ -239,13 +239,18 @@ impl Engine {
         target: &UndoTarget,
     ) -> Result<(), EngineError> {
         held.pin(&target.found)?;
-        let mut file = self.read(name)?;
+        let file = self.read(name)?;
         let former = file.disk.clone();
         let disk = prepare_disk(dir, &file, target.point())?;
         Phase::TargetPinned.reached();
-        disk.put_into(&mut file, target.point());
-        dir.write(&file)?;
+        let change = dir.change(|machine| disk.put_into(machine, target.point()));
+        let durable = matches!(change, Change::Done(_));
+        change.visible()?;
         Phase::PutBack.reached();
+        if !durable {
+            // A power failure may bring the former files back into use.
+            return Ok(());
+        }
         for name in former.layers.iter().chain([&former.base]) {
             if let Err(error) = std::fs::remove_file(dir.disk().join(name)) {
                 tracing::warn!(%name, %error, "a former file of the disk was not removed");

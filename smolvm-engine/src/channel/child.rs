@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::home::Home;
+use crate::machine::open_log;
 use crate::name::MachineName;
 
 /// First argument of a supervisor process.
@@ -60,7 +61,7 @@ fn spawn<'a>(
     arguments: impl IntoIterator<Item = &'a OsStr>,
     log: &Path,
 ) -> io::Result<(Child, UnixStream)> {
-    let log = File::options().create(true).append(true).open(log)?;
+    let log = open_log(log)?;
     let (ours, theirs) = UnixStream::pair()?;
     let child = Command::new(program)
         .args(arguments)

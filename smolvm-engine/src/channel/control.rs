@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Control {
     /// How is the machine?
-    Status,
+    Status {
+        /// See whether its agent answers.
+        ping: bool,
+    },
     /// A connection to the agent; the answer brings the stream.
     Agent,
     /// Switch the guest off; after `timeout_ms` without it.
@@ -117,8 +120,12 @@ pub(crate) enum ControlReply {
 /// What only the supervisor knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LiveStatus {
-    /// The agent has answered since the machine was started.
+    /// The guest has been set up since its last boot.
     pub(crate) ready: bool,
+    /// Its agent has answered just now; false if that was not asked for.
+    pub(crate) answers: bool,
+    /// The machine has ended: how, is in its file. What is left is to publish a save.
+    pub(crate) ended: bool,
     /// Why it is not ready although its set-up is over.
     pub(crate) silent: Option<String>,
     /// The backend in use.

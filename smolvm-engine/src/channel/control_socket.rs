@@ -1,10 +1,15 @@
 //! The control socket of a machine; its path may be longer than socket addresses allow.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 /// Longest path that fits into a socket address everywhere (macOS has 104 bytes with the zero).
 const MAX_SOCKET_PATH_BYTES: usize = 103;
@@ -15,12 +20,21 @@ pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    with_short_path(path, UnixListener::bind)
+    let listener = with_short_path(path, UnixListener::bind)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
 }
 
-/// Connects to the socket at `path`.
-pub(crate) fn connect(path: &Path) -> io::Result<UnixStream> {
-    with_short_path(path, UnixStream::connect)
+/// Connects to the socket at `path`. A process that takes no connections is waited for, for at most `patience`.
+pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+    with_short_path(path, |path| {
+        Ok(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?)
+    })?;
+    set_socket_timeout(&socket, Timeout::Send, None)?;
+    Ok(socket.into())
 }
 
 /// Calls `use_path` with `path`, or with an equal one that is short enough: through a descriptor of
@@ -51,7 +65,7 @@ mod tests {
         std::fs::create_dir_all(&deep).unwrap();
         let path = deep.join("control.sock");
         let listener = listen(&path).unwrap();
-        connect(&path).unwrap();
+        connect(&path, Duration::from_secs(10)).unwrap();
         listener.accept().unwrap();
         drop(listener);
         listen(&path).unwrap();

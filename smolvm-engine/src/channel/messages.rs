@@ -1,9 +1,10 @@
-//! What supervisor and VMM tell each other.
+//! What supervisor and VMM tell each other about a machine's run; about captures see [`super::capture`].
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::capture::BeginCapture;
 use crate::machine::Backend;
 
 /// From the supervisor.
@@ -13,65 +14,10 @@ pub(crate) enum ToVmm {
     Start(Box<StartMachine>),
     /// Give this to the serial console.
     ConsoleInput(Vec<u8>),
-    /// About this capture.
-    Capture(CaptureNumber, CaptureRequest),
+    /// Capture the machine. Descriptors: see [`CaptureDescriptors`](super::capture::CaptureDescriptors).
+    Capture(BeginCapture),
     /// End: stop the vCPUs and leave.
     Quit,
-}
-
-/// Which capture of a machine's run a message is about. Messages of a capture that was given up may come late:
-/// the number keeps them away from the next one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct CaptureNumber(u64);
-
-impl CaptureNumber {
-    /// The number of the capture after this one.
-    pub(crate) fn next(self) -> Self {
-        Self(self.0.wrapping_add(1))
-    }
-}
-
-/// What the supervisor says about a capture.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum CaptureRequest {
-    /// Begin it. Descriptors: the window, the disk's new top layer.
-    Begin(BeginCapture),
-    /// These slots of the window were read and may be filled again.
-    FreeSlots(Vec<u32>),
-    /// It is over. With a descriptor: the map of the disk's new base, which holds all that the sealed layers
-    /// hold. Without one it failed: what it took counts as written again.
-    End,
-}
-
-/// How to capture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct BeginCapture {
-    /// Send all of memory, not only what changed since the last capture that succeeded.
-    pub(crate) full: bool,
-    /// Number of 64 KiB slots of the window.
-    pub(crate) slots: u32,
-}
-
-/// A chunk of memory in the window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct CapturedChunk {
-    /// Which 64 KiB of guest memory, counted over all regions in order.
-    pub(crate) chunk: u64,
-    /// Where in the window; `None`: all zeros.
-    pub(crate) slot: Option<u32>,
-}
-
-/// A unit's state on its way to the record.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct UnitState {
-    /// The unit.
-    pub(crate) unit: String,
-    /// Its kind.
-    pub(crate) kind: String,
-    /// Its layout's version.
-    pub(crate) version: u32,
-    /// Its bytes.
-    pub(crate) bytes: Vec<u8>,
 }
 
 /// From the VMM.
@@ -90,42 +36,8 @@ pub(crate) enum FromVmm {
     Rebooted,
     /// The console showed this.
     Console(ConsoleNote),
-    /// About this capture.
-    Capture(CaptureNumber, CaptureEvent),
-    /// The machine is over; the VMM ends.
+    /// The guest has ended; its disk is flushed, then the VMM ends.
     Ended(EndReason),
-}
-
-/// What the VMM says about a capture.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum CaptureEvent {
-    /// About so many bytes of memory are to come.
-    ToCome {
-        /// Whole chunks.
-        bytes: u64,
-    },
-    /// Chunks of memory; a later one replaces an earlier one of the same number.
-    Chunks(Vec<CapturedChunk>),
-    /// The instant of the capture: the machine was paused and runs again.
-    Frozen {
-        /// The state of every unit.
-        states: Vec<UnitState>,
-        /// How long the machine was paused, in microseconds.
-        pause_micros: u64,
-        /// The wall time of the instant: seconds since 1970 and nanoseconds.
-        taken: (u64, u32),
-    },
-    /// All chunks were sent.
-    MemoryDone,
-    /// It failed; what it took counts as written again.
-    Failed {
-        /// What failed.
-        message: String,
-        /// The disk writes to its new top already: that layer must stay.
-        switched: bool,
-    },
-    /// To [`CaptureRequest::End`]: it is over, former layers of the disk are not used any more.
-    Ended,
 }
 
 /// Something on the serial console that explains an end.
@@ -190,7 +102,7 @@ impl StartDescriptors {
     pub(crate) const KERNEL: usize = 0;
     /// The initramfs.
     pub(crate) const INITRAMFS: usize = 1;
-    /// The console's log, opened for appending.
+    /// The console's log, opened for reading and appending.
     pub(crate) const CONSOLE: usize = 2;
     /// Over this socket come connections for the guest.
     pub(crate) const DIAL: usize = 3;

@@ -4,6 +4,7 @@
 //! between supervisor and VMM, and between a command and the supervisor. Both ends are of the same
 //! version: they are the same program.
 
+pub(crate) mod capture;
 pub(crate) mod child;
 pub(crate) mod control;
 pub(crate) mod control_socket;
@@ -13,6 +14,7 @@ mod raw;
 use std::io::{self, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -33,6 +35,9 @@ pub enum ChannelError {
     /// The socket failed.
     #[error("the connection failed")]
     Io(#[from] io::Error),
+    /// The other end takes nothing more.
+    #[error("the other process takes no messages")]
+    Busy,
     /// A message larger than allowed.
     #[error("a message of {bytes} bytes is larger than {MAX_MESSAGE_BYTES}")]
     TooLong {
@@ -76,6 +81,20 @@ pub(crate) fn send<M: Serialize>(
     let sent = raw::send_with_descriptors(socket, &header, descriptors).map_err(closed)?;
     socket.write_all(&header[sent..]).map_err(closed)?;
     socket.write_all(&body).map_err(closed)
+}
+
+/// Sends a short message to a process that may be stopped: waits for at most `patience`, and then sends nothing of it.
+pub(crate) fn send_within<M: Serialize>(
+    socket: &UnixStream,
+    message: &M,
+    descriptors: &[BorrowedFd<'_>],
+    patience: Duration,
+) -> Result<(), ChannelError> {
+    // A socket that is writable takes as much as a short message has, at once.
+    if raw::is_writable(socket, patience)? {
+        return send(socket, message, descriptors);
+    }
+    Err(ChannelError::Busy)
 }
 
 /// Receives the next message.
@@ -140,6 +159,28 @@ mod tests {
         );
         drop(a);
         assert!(matches!(receive::<String>(&b), Err(ChannelError::Closed)));
+    }
+
+    #[test]
+    fn a_process_that_does_not_read_holds_nobody() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let text = "x".repeat(200);
+        let mut sent = 0;
+        let refused = loop {
+            match send_within(&a, &text, &[], Duration::ZERO) {
+                Ok(()) => sent += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, ChannelError::Busy));
+        // All of what was sent is whole, and there is room again once it is read.
+        for _ in 0..sent {
+            assert_eq!(receive::<String>(&b).unwrap().message, text);
+        }
+        send_within(&a, &text, &[], Duration::ZERO).unwrap();
+        drop(b);
+        let closed = send_within(&a, &text, &[], Duration::ZERO);
+        assert!(matches!(closed, Err(ChannelError::Closed)));
     }
 
     #[test]

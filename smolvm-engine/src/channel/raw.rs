@@ -2,7 +2,9 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -54,6 +56,20 @@ pub(super) fn receive_with_descriptors(
         }
     }
     Ok((received.bytes, descriptors))
+}
+
+/// Waits for at most `patience` until the socket takes bytes, or is closed at the other end.
+pub(super) fn is_writable(socket: &UnixStream, patience: Duration) -> io::Result<bool> {
+    let patience = Timespec {
+        tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: patience.subsec_nanos().into(),
+    };
+    loop {
+        match poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&patience)) {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return Ok(result? > 0),
+        }
+    }
 }
 
 #[cfg(target_os = "linux")]

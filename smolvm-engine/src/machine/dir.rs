@@ -2,6 +2,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -9,9 +10,13 @@ use thiserror::Error;
 
 use super::file::{MACHINE_FILE_VERSION, MachineFile};
 use crate::file_error::FileError;
+use crate::name::MachineName;
 
 /// Largest `machine.json` in bytes.
-const MAX_FILE_BYTES: u64 = 4 << 20;
+pub(super) const MAX_FILE_BYTES: u64 = 4 << 20;
+
+/// Pause between two looks at a lock that somebody holds.
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// What the names of files begin with that are written to replace others.
 pub(crate) const TEMPORARY_PREFIX: &str = ".new-";
@@ -31,6 +36,18 @@ pub enum MachineDirError {
         /// What is wrong.
         #[source]
         source: serde_json::Error,
+    },
+    /// `machine.json` is larger, or would be, than is read.
+    #[error("{} of more than {} MiB is not possible", path.display(), MAX_FILE_BYTES >> 20)]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The machine was removed meanwhile.
+    #[error("{} is gone", path.display())]
+    Gone {
+        /// The file.
+        path: PathBuf,
     },
     /// `machine.json` was written by a newer version.
     #[error("{} has version {version}, this version reads {MACHINE_FILE_VERSION}", path.display())]
@@ -61,7 +78,7 @@ impl MachineDir {
         self.file_path().exists()
     }
 
-    fn file_path(&self) -> PathBuf {
+    pub(super) fn file_path(&self) -> PathBuf {
         self.path.join("machine.json")
     }
 
@@ -114,9 +131,12 @@ impl MachineDir {
             Err(error) => return Err(FileError::at("read", &path)(error).into()),
         };
         let mut bytes = Vec::new();
-        io::Read::read_to_end(&mut io::Read::take(file, MAX_FILE_BYTES), &mut bytes)
+        io::Read::read_to_end(&mut io::Read::take(file, MAX_FILE_BYTES + 1), &mut bytes)
             .map_err(FileError::at("read", &path))?;
-        let machine: MachineFile =
+        if bytes.len() as u64 > MAX_FILE_BYTES {
+            return Err(MachineDirError::TooLarge { path });
+        }
+        let mut machine: MachineFile =
             serde_json::from_slice(&bytes).map_err(|source| MachineDirError::Damaged {
                 path: path.clone(),
                 source,
@@ -127,18 +147,24 @@ impl MachineDir {
                 version: machine.v,
             });
         }
+        // A rename that was cut off changed only the directory.
+        if let Some(name) = self.name() {
+            machine.name = name;
+        }
         Ok(Some(machine))
     }
 
-    /// Replaces `machine.json`, durably.
-    pub(crate) fn write(&self, machine: &MachineFile) -> Result<(), MachineDirError> {
-        let path = self.file_path();
-        let text =
-            serde_json::to_vec_pretty(machine).map_err(|source| MachineDirError::Damaged {
-                path: path.clone(),
-                source,
-            })?;
-        replace_file(&path, &text)
+    /// The machine's name, if the directory has that of a machine.
+    fn name(&self) -> Option<MachineName> {
+        self.path.file_name()?.to_str()?.parse().ok()
+    }
+
+    /// Waits for, then holds, the lock under which `machine.json` is changed: for the time of one change.
+    pub(super) fn lock_file(&self) -> Result<File, MachineDirError> {
+        let (file, path) = self.open_lock("file.lock")?;
+        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
+            .map_err(FileError::at("lock", &path))?;
+        Ok(file)
     }
 
     /// Waits for, then holds, the lock under which the machine is changed from outside: start, stop,
@@ -150,12 +176,46 @@ impl MachineDir {
         Ok(file)
     }
 
-    /// Takes the lock that says that the machine runs. Waits for readers that look at it.
+    /// As [`Self::lock_operation`]; `None` when somebody else has it for longer than `patience`.
+    pub(crate) fn lock_operation_within(
+        &self,
+        patience: Duration,
+    ) -> Result<Option<File>, MachineDirError> {
+        let (file, path) = self.open_lock("operation.lock")?;
+        let deadline = Instant::now() + patience;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(file)),
+                Err(Errno::WOULDBLOCK) if Instant::now() >= deadline => return Ok(None),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_PAUSE),
+                Err(error) => return Err(FileError::at("lock", &path)(error).into()),
+            }
+        }
+    }
+
+    /// Takes the lock that says that the machine runs, to run it. Waits for readers that look at it.
     pub(crate) fn lock_running(&self) -> Result<RunLock, MachineDirError> {
         let (file, path) = self.open_lock("run.lock")?;
         retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
             .map_err(FileError::at("lock", &path))?;
         Ok(RunLock { file })
+    }
+
+    /// Waits until nobody holds the run lock; false after `patience`.
+    pub(crate) fn wait_until_free(&self, patience: Duration) -> Result<bool, MachineDirError> {
+        let deadline = Instant::now() + patience;
+        while self.is_running()? {
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(LOCK_PAUSE);
+        }
+        Ok(true)
+    }
+
+    /// The file whose lock says that the machine runs. Only who holds the lock has it open for writing.
+    pub(super) fn run_lock_path(&self) -> PathBuf {
+        self.path.join("run.lock")
     }
 
     /// Whether somebody holds the run lock. Changes nothing.

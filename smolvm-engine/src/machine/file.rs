@@ -51,6 +51,21 @@ pub(crate) struct MachineFile {
     pub(crate) undos: u64,
 }
 
+#[cfg(test)]
+impl MachineFile {
+    /// A stopped machine without a disk.
+    pub(crate) fn for_tests() -> Self {
+        serde_json::from_value(serde_json::json!({
+            "v": 1, "name": "m", "created_unix": 0, "command_line": "",
+            "spec": MachineSpec::default(),
+            "origin": { "kind": "image", "image": "i", "kernel": "k" },
+            "state": { "state": "stopped" },
+            "disk": { "base": "base-0.map", "layers": [], "next": 1 },
+        }))
+        .unwrap()
+    }
+}
+
 fn yes() -> bool {
     true
 }

@@ -1,12 +1,16 @@
 //! A machine as it lies in the home: one directory with an atomically replaced `machine.json`.
 
+mod change;
 mod chunk_base;
 mod chunk_source;
 mod dir;
 mod disk;
 mod file;
+mod holders;
+mod log_file;
 mod spec;
 
+pub(crate) use change::Change;
 pub(crate) use chunk_base::{ChunkBase, OnDamage};
 pub(crate) use chunk_source::{ChunkSource, is_damage};
 pub use dir::MachineDirError;
@@ -14,4 +18,5 @@ pub(crate) use dir::{MachineDir, RunLock, TEMPORARY_PREFIX, replace_file, sync_d
 pub(crate) use disk::create_overlay;
 pub use file::MachineOrigin;
 pub(crate) use file::{DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState};
+pub(crate) use log_file::{BoundedLog, open_log};
 pub use spec::{Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineSpec};

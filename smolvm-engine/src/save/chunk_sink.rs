@@ -11,7 +11,7 @@ use vmm_core::ram::{RamLayout, RamLayoutError};
 use vmm_core::x86::ram_layout;
 
 use super::disk_capture::{self, DiskCaptureError};
-use crate::channel::messages::CapturedChunk;
+use crate::channel::capture::CapturedChunk;
 use crate::on_threads::for_all;
 
 /// Why chunks could not be stored.

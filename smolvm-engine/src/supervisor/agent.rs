@@ -16,6 +16,8 @@ use crate::error_chain::{chain, sources};
 
 /// Pause between two attempts to reach an agent that does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// How long the VMM may take to take a connection: it is stopped, or has too many waiting.
+const DIAL_PATIENCE: Duration = Duration::from_secs(1);
 /// How long the first attempt may wait for the hello. One that took so long was answered too late,
 /// by a guest that has little of the host's time: the next may take twice as long.
 const FIRST_HELLO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -107,7 +109,7 @@ impl AgentDialer {
             .socket
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        channel::send(&socket, &AGENT_PORT, &[theirs.as_fd()])?;
+        channel::send_within(&socket, &AGENT_PORT, &[theirs.as_fd()], DIAL_PATIENCE)?;
         Ok(ours)
     }
 

@@ -6,6 +6,7 @@ mod error;
 mod head;
 mod publication;
 
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,11 +14,12 @@ use std::time::{Duration, Instant};
 use cas_store::{Capture, CaptureOptions, MAX_PACKS_PER_POINT, PackSet, Store};
 use snapshot_format::{Point, StateRecord};
 
+use self::dialogue::Switched;
 pub(crate) use self::error::CheckpointError;
-use super::capture_route::CaptureRoute;
+use self::head::Merged;
 use super::shared::Shared;
+use crate::channel::capture::UnitState;
 use crate::channel::control::{CheckpointDone, CheckpointRequest};
-use crate::channel::messages::UnitState;
 use crate::phase::Phase;
 use crate::point::{PointError, chunk_ids};
 use crate::save::chunk_sink::ChunkSink;
@@ -31,6 +33,8 @@ const SYNC_PATIENCE: Duration = Duration::from_millis(200);
 pub(super) struct CaptureState {
     /// The point that memory is equal to, but for the pages that the VMM notes as written.
     pub(super) base: Option<Arc<Point>>,
+    /// The layer that the VMM's disk writes to, by name, as far as is known.
+    pub(super) vmm_top: Option<String>,
 }
 
 /// Told about progress: phase, bytes done, bytes in total if known. `false` cancels.
@@ -65,8 +69,10 @@ pub(super) fn checkpoint(
 
     let mut run = Run {
         shared,
-        route: shared.capture_router.open(),
-        frozen: false,
+        socket: None,
+        switched: Switched::Unknown,
+        added_layer: None,
+        merged: None,
     };
     let job = Job {
         store: &store,
@@ -76,15 +82,26 @@ pub(super) fn checkpoint(
         begin,
     };
     let result = run.save(&mut state, capture, &job);
-    result.inspect_err(|_| run.abort(&mut state))
+    let result = result.inspect_err(|_| run.abort(&mut state));
+    match run.switched {
+        Switched::Yes => state.vmm_top = run.added_layer,
+        Switched::Unknown => state.vmm_top = None,
+        Switched::No => {}
+    }
+    result
 }
 
 /// One capture.
 struct Run<'a> {
     shared: &'a Shared,
-    route: CaptureRoute<'a>,
-    /// The VMM has switched the disk to its new top.
-    frozen: bool,
+    /// The capture's socket, once the VMM has its other end.
+    socket: Option<UnixStream>,
+    /// Whether the VMM has switched the disk to its new top.
+    switched: Switched,
+    /// That top.
+    added_layer: Option<String>,
+    /// What the sealed layers are being merged into.
+    merged: Option<Merged>,
 }
 
 /// What is asked for, and where it goes.
@@ -111,11 +128,13 @@ impl Run<'_> {
             progress,
             begin,
         } = job;
-        let machine = self.add_layer()?;
+        let mut machine = self.add_layer()?;
+        self.added_layer = machine.disk.layers.last().cloned();
+        self.add_merged(state, &mut machine)?;
         Phase::LayerAdded.reached();
         let base = state.base.clone();
         let mut sink = ChunkSink::new(&capture, base.as_deref(), machine.spec.memory_bytes)?;
-        let instant = self.receive(&machine, base.is_none(), &mut sink, progress)?;
+        let instant = self.receive(&mut machine, base.is_none(), &mut sink, progress)?;
         let memory = sink.finish(machine_packs)?;
         Phase::MemoryStored.reached();
         progress("disk", 0, None);
@@ -155,9 +174,9 @@ impl Run<'_> {
         let point = Arc::new(point);
         // The point is published and durable: it stands even if the machine cannot take it as its head.
         match self.move_head(&machine, &point, request) {
-            Ok(base) => {
+            Ok(head) => {
                 state.base = self.shared.branchable.then(|| point.clone());
-                if let Err(error) = self.rebase(&machine, &base) {
+                if let Err(error) = self.rebase(&machine, &head) {
                     tracing::warn!(%error, "former layers of the disk are kept");
                 }
             }

@@ -3,7 +3,8 @@
 use super::run::StartError;
 use super::shared::Shared;
 use crate::channel::messages::EndReason;
-use crate::machine::{MachineDir, MachineDirError, MachineFile, RecordedState};
+use crate::error_chain::chain;
+use crate::machine::{MachineDir, MachineFile, RecordedState};
 
 /// Digits of an id that a message shows.
 const SHORT_ID_DIGITS: usize = 12;
@@ -23,14 +24,18 @@ pub(super) fn record_end(shared: &Shared, reason: &EndReason) {
             reason: reason.clone(),
         },
     };
+    let state = match shared.verdict() {
+        Some(reason) => RecordedState::Failed { reason },
+        None => state,
+    };
     let record = |machine: &mut MachineFile| {
         machine.state = match state {
             RecordedState::Damaged { reason } => damage(machine, &reason),
             state => state,
         };
     };
-    if let Err(error) = change_file(&shared.dir, record) {
-        tracing::error!(%error, "the machine's end is not recorded");
+    if let Err(error) = shared.dir.change(record).visible() {
+        tracing::error!(error = %chain(&error), "the machine's end is not recorded");
     }
 }
 
@@ -48,27 +53,16 @@ fn damage(machine: &MachineFile, reason: &str) -> RecordedState {
 }
 
 /// Records that the machine cannot start for want of a chunk.
-pub(super) fn damaged(dir: &MachineDir, mut machine: MachineFile, reason: &str) -> StartError {
-    let state = damage(&machine, reason);
-    let RecordedState::Damaged { reason } = &state else {
-        return StartError::Vmm(reason.to_owned());
-    };
-    let error = StartError::Damaged(reason.clone());
-    machine.state = state;
-    match dir.write(&machine) {
-        Ok(()) => error,
+pub(super) fn damaged(dir: &MachineDir, reason: &str) -> StartError {
+    let mut told = reason.to_owned();
+    let change = dir.change(|machine| {
+        machine.state = damage(machine, reason);
+        if let RecordedState::Damaged { reason } = &machine.state {
+            told.clone_from(reason);
+        }
+    });
+    match change.visible() {
+        Ok(_) => StartError::Damaged(told),
         Err(error) => error.into(),
     }
-}
-
-/// Changes the machine's file, if there is one.
-pub(super) fn change_file(
-    dir: &MachineDir,
-    change: impl FnOnce(&mut MachineFile),
-) -> Result<(), MachineDirError> {
-    if let Some(mut machine) = dir.read()? {
-        change(&mut machine);
-        dir.write(&machine)?;
-    }
-    Ok(())
 }

@@ -10,13 +10,13 @@ use thiserror::Error;
 
 use crate::file_error::FileError;
 use crate::image::{ImageMap, MapError};
-use crate::machine::{MachineDir, MachineDirError, MachineFile, create_overlay};
+use crate::machine::{Change, MachineDir, MachineDirError, MachineFile, create_overlay};
 use crate::point::{PointError, sync_directory};
 use crate::save::disk_capture::{DiskCaptureError, open_disk, open_layer};
 
 /// With more layers than this below its top, a disk's layers are merged before it is used. Each capture that
 /// fails after its instant leaves one, each that succeeds drops them all.
-const MERGE_ABOVE: usize = 8;
+pub(super) const MERGE_ABOVE: usize = 8;
 
 /// Why layers could not be made or merged.
 #[derive(Debug, Error)]
@@ -47,12 +47,36 @@ pub(super) enum LayersError {
 /// moment may have written to the one it has, and that would be the disk of another instant.
 pub(super) fn fresh_layer(dir: &MachineDir, machine: &mut MachineFile) -> Result<(), LayersError> {
     let (name, _) = new_layer(dir, machine)?;
-    let former = std::mem::replace(&mut machine.disk.layers, vec![name.clone()]);
-    if let Err(error) = dir.write(machine) {
-        remove(dir, &[name]);
-        return Err(error.into());
+    replace_layers(dir, machine, &name, |layers| {
+        std::mem::replace(layers, vec![name.clone()])
+    })
+}
+
+/// Puts the new layer `name` in the place of others, the list of which `replace` returns; these go, unless it is unknown which of
+/// them a power failure would bring back.
+fn replace_layers(
+    dir: &MachineDir,
+    machine: &mut MachineFile,
+    name: &str,
+    replace: impl FnOnce(&mut Vec<String>) -> Vec<String>,
+) -> Result<(), LayersError> {
+    let (mut former, next) = (Vec::new(), machine.disk.next);
+    let change = dir.change(|machine| {
+        former = replace(&mut machine.disk.layers);
+        machine.disk.next = next;
+    });
+    match change {
+        Change::Done(changed) => {
+            former.retain(|layer| !changed.disk.layers.contains(layer));
+            remove(dir, &former);
+            *machine = changed;
+        }
+        Change::NotDone(error) => {
+            remove(dir, &[name.to_owned()]);
+            return Err(error.into());
+        }
+        unknown @ Change::Unknown(..) => *machine = unknown.visible()?,
     }
-    remove(dir, &former);
     Ok(())
 }
 
@@ -83,10 +107,9 @@ pub(super) fn merge_layers(dir: &MachineDir, machine: &mut MachineFile) -> Resul
         remove(dir, &[name]);
         return Err(error.into());
     }
-    machine.disk.layers = vec![name, top];
-    dir.write(machine)?;
-    remove(dir, &former);
-    Ok(())
+    replace_layers(dir, machine, &name, |layers| {
+        std::mem::replace(layers, vec![name.clone(), top])
+    })
 }
 
 /// Makes an empty layer, durably; `machine` counts it, but does not name it.
@@ -125,14 +148,8 @@ mod tests {
         }
         let base = ImageMap::new(vec![cas_store::ChunkId::ZERO; 16]);
         replace_file(&dir.disk().join("base-0.map"), &base.encode()).unwrap();
-        let mut machine: MachineFile = serde_json::from_value(serde_json::json!({
-            "v": 1, "name": "m", "created_unix": 0, "command_line": "",
-            "spec": crate::machine::MachineSpec { disk_bytes: DISK_BYTES, ..Default::default() },
-            "origin": { "kind": "image", "image": "i", "kernel": "k" },
-            "state": { "state": "stopped" },
-            "disk": { "base": "base-0.map", "layers": [], "next": 1 },
-        }))
-        .unwrap();
+        let mut machine = MachineFile::for_tests();
+        machine.spec.disk_bytes = DISK_BYTES;
         for number in 0..11_u8 {
             let (name, file) = new_layer(&dir, &mut machine).unwrap();
             let overlay = Overlay::open(file).unwrap();
@@ -144,7 +161,7 @@ mod tests {
             disk.flush().unwrap();
             machine.disk.layers.push(name);
         }
-        dir.write(&machine).unwrap();
+        dir.write_first(&machine).unwrap();
         (directory, dir, machine)
     }
 

@@ -4,7 +4,6 @@
 //! guest's agent, answers commands on the control socket, and records how the machine ended.
 
 mod agent;
-mod capture_route;
 mod checkpoint;
 mod end_record;
 mod identity;
@@ -13,6 +12,7 @@ mod run;
 mod serve;
 mod set_up;
 mod shared;
+mod signals;
 mod tidy;
 mod undo;
 mod vmm_process;

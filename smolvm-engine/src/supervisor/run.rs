@@ -7,14 +7,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use snapshot_format::{CheckpointId, InvalidId, Point};
 use thiserror::Error;
 
-use super::capture_route::CaptureRouter;
 use super::checkpoint::CaptureState;
 use super::end_record::{damaged, record_end};
 use super::identity::IdentityError;
 use super::layers::{LayersError, fresh_layer, merge_layers};
 use super::serve;
-use super::set_up::set_up_guest;
+use super::set_up;
 use super::shared::Shared;
+use super::signals;
 use super::tidy::tidy;
 use super::vmm_process::{self, SpawnError, VmmHandle, VmmHost};
 use crate::backend::{self, BackendError};
@@ -37,6 +37,10 @@ const DAMAGE_HINT: &str =
 
 /// How long commands may still be answered after the machine's end.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a VMM may take to flush the disk and end once its guest has.
+const VMM_END_PATIENCE: Duration = Duration::from_secs(20);
+/// How often a guest may reset itself without its agent answering in between.
+const MAX_RESETS: u32 = 5;
 
 /// Why a machine could not be started.
 #[derive(Debug, Error)]
@@ -157,16 +161,18 @@ fn start(
         FromVmm::StartFailed {
             reason,
             damaged: true,
-        } => return Err(damaged(dir, machine, &reason)),
+        } => return Err(damaged(dir, &reason)),
         FromVmm::StartFailed { reason, .. } => return Err(StartError::Vmm(reason)),
         other => return Err(StartError::Vmm(format!("unexpected answer {other:?}"))),
     }
-    machine.state = RecordedState::Running {
-        backend: backend.to_string(),
-    };
-    machine.starts += 1;
-    machine.restore = None;
-    dir.write(&machine)?;
+    let recorded = dir.change(|machine| {
+        machine.state = RecordedState::Running {
+            backend: backend.to_string(),
+        };
+        machine.starts += 1;
+        machine.restore = None;
+    });
+    let machine = recorded.visible()?;
     Phase::RunRecorded.reached();
     let restored = restore.is_some();
     let base = restore.filter(|_| machine.branchable).map(Arc::new);
@@ -176,18 +182,24 @@ fn start(
         backend: backend.to_string(),
         vcpus,
         vmm_pid: vmm.pid(),
+        vmm_process: vmm.pidfd(),
         started_unix: unix_now(),
         cpu,
         branchable: machine.branchable,
         restored,
         rebooted: AtomicBool::new(false),
-        capture: Mutex::new(CaptureState { base }),
-        capture_router: CaptureRouter::default(),
+        capture: Mutex::new(CaptureState {
+            base,
+            vmm_top: machine.disk.layers.last().cloned(),
+        }),
         dialer: vmm.dialer.clone(),
         live: Mutex::default(),
         changed: Condvar::new(),
     });
     serve::spawn(listener, &shared).map_err(no_socket)?;
+    if let VmmHost::Process { .. } = host {
+        signals::stop_when_told(&shared);
+    }
     Ok((shared, vmm))
 }
 
@@ -222,29 +234,37 @@ pub(crate) fn unix_now() -> u64 {
 
 /// Follows a machine to its end and records it.
 fn supervise(shared: &Arc<Shared>, mut vmm: VmmHandle, starter: UnixStream) {
-    let for_setup = shared.clone();
     // A guest that ends meanwhile is told to whoever waits for the start before the process ends.
     let answering = shared.begin_command();
+    let (for_setup, mut starter) = (shared.clone(), Some((starter, answering)));
+    let told = move |outcome: &StartReport| {
+        if let Some((starter, _answering)) = starter.take() {
+            Phase::RestoreDone.reached();
+            report(&starter, outcome);
+        } else if let StartReport::AgentSilent { message } = outcome {
+            tracing::error!(%message, "the agent does not answer after a reset");
+        }
+    };
     let setup = std::thread::Builder::new()
         .name("setup".to_owned())
-        .spawn(move || {
-            let _answering = answering;
-            let outcome = set_up_guest(&for_setup);
-            Phase::RestoreDone.reached();
-            report(&starter, &outcome);
-        });
+        .spawn(move || set_up::each_boot(&for_setup, told));
     if let Err(error) = setup {
         tracing::error!(%error, "the guest is not set up");
     }
     let reason = follow(shared, &vmm.socket);
-    shared.capture_router.close();
     shared.change(|live| live.end = Some(reason.clone()));
-    vmm.reap();
+    if !vmm.reap(VMM_END_PATIENCE) {
+        tracing::error!("the VMM does not end, and is killed");
+        shared.kill_vmm();
+        vmm.reap(VMM_END_PATIENCE);
+    }
     record_end(shared, &reason);
+    shared.change(|live| live.finished = true);
+    // A save that has its moment is published, however long that takes.
+    while !shared.wait(Duration::from_secs(3600), |live| live.saves == 0) {}
     if let Err(error) = std::fs::remove_file(shared.dir.control_socket()) {
         tracing::debug!(%error, "the control socket was not removed");
     }
-    shared.change(|live| live.finished = true);
     if !shared.wait(ANSWER_PATIENCE, |live| live.commands == 0) {
         tracing::warn!("a command was not answered in time");
     }
@@ -264,27 +284,37 @@ fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
                 shared.change(|live| live.out_of_memory = Some(text));
             }
             Ok(FromVmm::Console(ConsoleNote::Panic(_)) | FromVmm::Started) => {}
-            Ok(FromVmm::Capture(number, event)) => shared.capture_router.forward(number, event),
-            Ok(FromVmm::Rebooted) => {
-                // Memory is new: the next capture takes all of it.
-                shared.rebooted.store(true, Ordering::SeqCst);
-                shared.change(|live| (live.ready, live.silent) = (false, None));
-                let shared = shared.clone();
-                let spawned = std::thread::Builder::new().name("setup".to_owned()).spawn(
-                    move || {
-                        if let StartReport::AgentSilent { message } = set_up_guest(&shared) {
-                            tracing::error!(%message, "the agent does not answer after a reboot");
-                        }
-                    },
-                );
-                if let Err(error) = spawned {
-                    tracing::error!(%error, "the guest is not set up after a reboot");
-                }
-            }
+            Ok(FromVmm::Rebooted) => note_reset(shared),
+            // What this process kills has not crashed.
+            Err(_) if shared.is_quitting() => return EndReason::Asked,
             Err(error) => {
                 tracing::error!(%error, "the VMM is gone");
                 return EndReason::Crashed("its VMM process was killed or crashed".to_owned());
             }
+        }
+    }
+}
+
+/// The guest boots again: it is set up again, unless it never comes so far.
+fn note_reset(shared: &Arc<Shared>) {
+    // Memory is new: the next capture takes all of it.
+    shared.rebooted.store(true, Ordering::SeqCst);
+    let mut hopeless = false;
+    shared.change(|live| {
+        live.ready = false;
+        live.silent = None;
+        live.resets += 1;
+        live.resets_unready += 1;
+        hopeless = live.resets_unready == MAX_RESETS;
+    });
+    if hopeless {
+        let shared = shared.clone();
+        let verdict = format!("it reset itself {MAX_RESETS} times without its agent answering");
+        let spawned = std::thread::Builder::new()
+            .name("verdict".to_owned())
+            .spawn(move || shared.condemn(verdict));
+        if let Err(error) = spawned {
+            tracing::error!(%error, "a guest that resets itself all the time goes on");
         }
     }
 }

@@ -3,22 +3,29 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use super::agent::AgentError;
 use super::checkpoint::checkpoint;
 use super::shared::Shared;
 use super::undo::undo;
-use crate::channel;
 use crate::channel::control::{Control, ControlReply, LiveStatus};
 use crate::channel::messages::ToVmm;
+use crate::channel::{self, ChannelError};
 use crate::error_chain::{chain, full_hint};
 
 /// How long the agent may take to begin a power-off.
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long processes in the guest get to end by themselves.
 const PROCESS_GRACE: Duration = Duration::from_secs(2);
+/// How long a command may take to say what it wants, or to take the answer.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the agent may take to answer before a status says that it does not.
+const PING_PATIENCE: Duration = Duration::from_millis(1500);
+/// How long a status may wait for the end of a machine to be recorded.
+const END_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Answers commands until the process ends.
 pub(super) fn spawn(listener: UnixListener, shared: &Arc<Shared>) -> io::Result<()> {
@@ -53,6 +60,14 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
 }
 
 fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
+    // Whoever says nothing, or takes no answer, is not waited for.
+    let bounded = connection
+        .set_read_timeout(Some(CLIENT_PATIENCE))
+        .and_then(|()| connection.set_write_timeout(Some(CLIENT_PATIENCE)));
+    if let Err(error) = bounded {
+        tracing::warn!(%error, "a command could not be answered");
+        return;
+    }
     let request = match channel::receive::<Control>(connection) {
         Ok(received) => received.message,
         Err(error) => {
@@ -61,7 +76,10 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
         }
     };
     match request {
-        Control::Status => reply(connection, &ControlReply::Status(status(shared)), &[]),
+        Control::Status { ping } => {
+            let status = ControlReply::Status(status(shared, ping));
+            reply(connection, &status, &[]);
+        }
         Control::Agent => match connect_agent(shared) {
             Ok(stream) => reply(connection, &ControlReply::Agent, &[stream.as_fd()]),
             Err(error) => fail(connection, chain(&error)),
@@ -71,6 +89,7 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
             reply(connection, &ControlReply::Stopped { forced }, &[]);
         }
         Control::Checkpoint(request) => {
+            let _saving = shared.begin_save();
             match checkpoint(shared, &request, &report_to(connection)) {
                 Ok(done) => reply(connection, &ControlReply::Saved(done), &[]),
                 Err(error) => {
@@ -84,20 +103,17 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
                 }
             }
         }
-        Control::Undo(request) => match undo(shared, &request, &report_to(connection)) {
-            Ok(answer) => reply(connection, &ControlReply::Undone(answer), &[]),
-            Err(error) => fail(connection, chain(&error)),
-        },
-        Control::ConsoleInput(bytes) => {
-            let socket = shared
-                .vmm_socket
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            match channel::send(&socket, &ToVmm::ConsoleInput(bytes), &[]) {
-                Ok(()) => reply(connection, &ControlReply::Done, &[]),
+        Control::Undo(request) => {
+            let _saving = shared.begin_save();
+            match undo(shared, &request, &report_to(connection)) {
+                Ok(answer) => reply(connection, &ControlReply::Undone(answer), &[]),
                 Err(error) => fail(connection, chain(&error)),
             }
         }
+        Control::ConsoleInput(bytes) => match shared.tell_vmm(&ToVmm::ConsoleInput(bytes), &[]) {
+            Ok(()) => reply(connection, &ControlReply::Done, &[]),
+            Err(error) => fail(connection, chain(&error)),
+        },
     }
 }
 
@@ -110,7 +126,9 @@ fn report_to(connection: &UnixStream) -> impl Fn(&str, u64, Option<u64>) -> bool
             done_bytes,
             total_bytes,
         };
-        channel::send(connection, &message, &[]).is_ok()
+        // A client that is stopped misses some, but only one that is gone gives the work up.
+        let told = channel::send_within(connection, &message, &[], Duration::ZERO);
+        matches!(told, Ok(()) | Err(ChannelError::Busy))
     }
 }
 
@@ -125,9 +143,16 @@ fn fail(connection: &UnixStream, message: String) {
     reply(connection, &ControlReply::Failed { message, hint }, &[]);
 }
 
-fn status(shared: &Shared) -> LiveStatus {
+fn status(shared: &Arc<Shared>, ping: bool) -> LiveStatus {
+    let answers = ping && shared.is_ready() && answers(shared);
+    // The end is told once it is recorded.
+    if shared.has_ended() {
+        shared.wait(END_PATIENCE, |live| live.finished);
+    }
     LiveStatus {
         ready: shared.is_ready(),
+        answers,
+        ended: shared.has_ended(),
         silent: shared.silent(),
         backend: shared.backend.clone(),
         vcpus: shared.vcpus,
@@ -137,6 +162,25 @@ fn status(shared: &Shared) -> LiveStatus {
     }
 }
 
+/// Whether the agent answers now.
+fn answers(shared: &Arc<Shared>) -> bool {
+    let Some(ping) = shared.begin_ping() else {
+        return false;
+    };
+    let (answer, answered) = mpsc::channel();
+    let for_ping = shared.clone();
+    let spawned = std::thread::Builder::new()
+        .name("ping".to_owned())
+        .spawn(move || {
+            let ended = || for_ping.has_ended();
+            let connected = for_ping.dialer.connect(PING_PATIENCE, PING_PATIENCE, ended);
+            // Nobody waits for an answer that comes late.
+            let _ = answer.send(connected.is_ok());
+            drop(ping);
+        });
+    spawned.is_ok() && answered.recv_timeout(PING_PATIENCE).unwrap_or(false)
+}
+
 fn connect_agent(shared: &Shared) -> Result<UnixStream, AgentError> {
     if shared.has_ended() {
         return Err(AgentError::Ended);
@@ -144,13 +188,30 @@ fn connect_agent(shared: &Shared) -> Result<UnixStream, AgentError> {
     shared.dialer.dial()
 }
 
-/// Ends the machine; returns whether it had to be forced.
-fn stop(shared: &Shared, timeout: Duration) -> bool {
-    let asked = ask_for_power_off(shared, timeout);
-    if let Err(error) = &asked {
-        tracing::info!(error = %chain(error), "the guest does not switch itself off");
+/// Ends the machine; returns whether it had to be forced. Whatever the guest and its VMM do, this takes little longer
+/// than `timeout`.
+pub(super) fn stop(shared: &Arc<Shared>, timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
+    let (answer, answered) = mpsc::channel();
+    if !timeout.is_zero() {
+        let shared = shared.clone();
+        let asking = std::thread::Builder::new()
+            .name("power-off".to_owned())
+            .spawn(move || {
+                let asked = ask_for_power_off(&shared, timeout);
+                if let Err(error) = &asked {
+                    tracing::info!(error = %chain(error), "the guest does not switch itself off");
+                }
+                // Nobody waits for an answer that comes late.
+                let _ = answer.send(asked.is_ok());
+            });
+        if let Err(error) = asking {
+            tracing::error!(%error, "the guest is not asked to switch itself off");
+        }
     }
-    let by_itself = asked.is_ok() && shared.wait_end(timeout);
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let asked = answered.recv_timeout(left()).unwrap_or(false);
+    let by_itself = (asked && shared.wait_end(left())) || shared.has_ended();
     if !by_itself {
         shared.quit_vmm();
     }

@@ -1,20 +1,26 @@
 //! What the supervisor's threads share.
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Signal, pidfd_send_signal};
+
 use super::agent::{AgentDialer, AgentError};
-use super::capture_route::CaptureRouter;
 use super::checkpoint::CaptureState;
-use crate::channel;
 use crate::channel::messages::{EndReason, ToVmm};
+use crate::channel::{self, ChannelError};
 use crate::error_chain::chain;
 use crate::machine::MachineDir;
 
 /// How long a VMM that was told to end may take.
 const QUIT_PATIENCE: Duration = Duration::from_secs(5);
+/// How many may wait for the agent to answer: one that does not could collect any number.
+const MAX_PINGS: usize = 8;
+/// How long the VMM may take to take a message.
+const VMM_SEND_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the supervisor's threads share.
 pub(super) struct Shared {
@@ -24,6 +30,8 @@ pub(super) struct Shared {
     pub(super) backend: String,
     pub(super) vcpus: u8,
     pub(super) vmm_pid: u32,
+    /// The VMM's process, where it is one.
+    pub(super) vmm_process: Option<OwnedFd>,
     pub(super) started_unix: u64,
     /// CPU profile by name.
     pub(super) cpu: String,
@@ -33,10 +41,8 @@ pub(super) struct Shared {
     pub(super) restored: bool,
     /// The guest rebooted since the last capture began.
     pub(super) rebooted: AtomicBool,
-    /// Held during a capture.
+    /// Held during a capture, and by whatever else must not happen during one.
     pub(super) capture: Mutex<CaptureState>,
-    /// Where the VMM's messages about captures go.
-    pub(super) capture_router: CaptureRouter,
     pub(super) live: Mutex<Live>,
     pub(super) changed: Condvar,
 }
@@ -53,6 +59,18 @@ pub(super) struct Live {
     pub(super) out_of_memory: Option<String>,
     /// Commands that are being answered.
     pub(super) commands: usize,
+    /// Those of them that save: they go on after the machine's end.
+    pub(super) saves: usize,
+    /// How many wait for the agent to answer.
+    pub(super) pings: usize,
+    /// The VMM was told to end, or is being killed.
+    pub(super) quitting: bool,
+    /// How often the guest has reset itself: each boot is set up anew.
+    pub(super) resets: u64,
+    /// How often since its agent last answered.
+    pub(super) resets_unready: u32,
+    /// Why this process ends the machine.
+    pub(super) verdict: Option<String>,
 }
 
 /// A command that is being answered: the process does not end before.
@@ -64,7 +82,38 @@ impl Drop for CommandGuard {
     }
 }
 
+/// Somebody who waits for the agent to answer.
+pub(super) struct PingGuard(Arc<Shared>);
+
+impl Drop for PingGuard {
+    fn drop(&mut self) {
+        self.0.change(|live| live.pings -= 1);
+    }
+}
+
+/// A save that goes on.
+pub(super) struct SaveGuard(Arc<Shared>);
+
+impl Drop for SaveGuard {
+    fn drop(&mut self) {
+        self.0.change(|live| live.saves -= 1);
+    }
+}
+
 impl Shared {
+    /// Tells the VMM something short.
+    pub(super) fn tell_vmm(
+        &self,
+        message: &ToVmm,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), ChannelError> {
+        let socket = self
+            .vmm_socket
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        channel::send_within(&socket, message, descriptors, VMM_SEND_PATIENCE)
+    }
+
     /// Lets the guest write its page cache out, as far as it comes within `patience`. Best effort: the
     /// page cache is part of the memory that is saved.
     pub(super) fn sync_guest(&self, patience: Duration) {
@@ -84,6 +133,22 @@ impl Shared {
         }
     }
 
+    /// Notes that the machine is being saved: the process does not end before, whatever becomes of the machine.
+    pub(super) fn begin_save(self: &Arc<Self>) -> SaveGuard {
+        self.change(|live| live.saves += 1);
+        SaveGuard(self.clone())
+    }
+
+    /// Notes that the agent is asked for an answer; `None` while many others wait for one.
+    pub(super) fn begin_ping(self: &Arc<Self>) -> Option<PingGuard> {
+        let mut taken = false;
+        self.change(|live| {
+            taken = live.pings < MAX_PINGS;
+            live.pings += usize::from(taken);
+        });
+        taken.then(|| PingGuard(self.clone()))
+    }
+
     /// Notes that a command is being answered.
     pub(super) fn begin_command(self: &Arc<Self>) -> CommandGuard {
         self.change(|live| live.commands += 1);
@@ -98,13 +163,19 @@ impl Shared {
         self.live().ready
     }
 
-    pub(super) fn set_ready(&self) {
-        self.change(|live| live.ready = true);
-    }
-
-    /// Notes why the guest could not be set up.
-    pub(super) fn set_silent(&self, why: String) {
-        self.change(|live| live.silent = Some(why));
+    /// Notes how setting up the guest ended after so many resets; `why` it could not be done.
+    pub(super) fn set_up_done(&self, resets: u64, why: Option<String>) {
+        self.change(|live| {
+            // It has been reset meanwhile.
+            if live.resets != resets {
+                return;
+            }
+            if why.is_none() {
+                live.resets_unready = 0;
+            }
+            live.ready = why.is_none();
+            live.silent = why;
+        });
     }
 
     pub(super) fn silent(&self) -> Option<String> {
@@ -113,6 +184,21 @@ impl Shared {
 
     pub(super) fn has_ended(&self) -> bool {
         self.live().end.is_some()
+    }
+
+    /// Why this process ended the machine, if it did by itself.
+    pub(super) fn verdict(&self) -> Option<String> {
+        self.live().verdict.clone()
+    }
+
+    /// Whether the VMM was told to end.
+    pub(super) fn is_quitting(&self) -> bool {
+        self.live().quitting
+    }
+
+    /// How often the guest has reset itself.
+    pub(super) fn resets(&self) -> u64 {
+        self.live().resets
     }
 
     pub(super) fn out_of_memory(&self) -> Option<String> {
@@ -155,24 +241,31 @@ impl Shared {
 
     /// Ends the VMM, in order if it obeys, else by force.
     pub(super) fn quit_vmm(&self) {
-        let socket = self
-            .vmm_socket
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        self.change(|live| live.quitting = true);
         // A VMM that is gone needs no message.
-        let told = channel::send(&socket, &ToVmm::Quit, &[]).is_ok();
-        drop(socket);
+        let told = self.tell_vmm(&ToVmm::Quit, &[]).is_ok();
         if !(told && self.wait_end(QUIT_PATIENCE)) {
             self.kill_vmm();
         }
     }
 
-    fn kill_vmm(&self) {
-        if let Ok(pid) = i32::try_from(self.vmm_pid)
-            && let Some(pid) = rustix::process::Pid::from_raw(pid)
-            && let Err(error) = rustix::process::kill_process(pid, rustix::process::Signal::KILL)
+    /// Kills the VMM. It is a child of this process, which collects it only after this: its id is its own.
+    pub(super) fn kill_vmm(&self) {
+        self.change(|live| live.quitting = true);
+        if let Some(vmm) = &self.vmm_process
+            && let Err(error) = pidfd_send_signal(vmm, Signal::KILL)
+            && error != rustix::io::Errno::SRCH
         {
             tracing::warn!(%error, "the VMM could not be killed");
         }
+    }
+
+    /// Ends the machine because of something that its guest did.
+    pub(super) fn condemn(&self, verdict: String) {
+        tracing::error!(%verdict, "the machine is ended");
+        self.change(|live| {
+            live.verdict.get_or_insert(verdict);
+        });
+        self.quit_vmm();
     }
 }

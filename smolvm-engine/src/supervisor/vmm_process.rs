@@ -7,14 +7,19 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 
 use super::agent::AgentDialer;
 use crate::channel::child::spawn_vmm;
 use crate::channel::messages::{StartMachine, ToVmm};
 use crate::channel::{self, ChannelError};
-use crate::machine::{MachineDir, MachineFile, RunLock};
+use crate::machine::{MachineDir, MachineFile, RunLock, open_log};
+
+/// Pause between two looks at a VMM that ends.
+const REAP_PAUSE: Duration = Duration::from_millis(2);
 
 /// Why a VMM could not be started.
 #[derive(Debug, Error)]
@@ -72,18 +77,40 @@ impl VmmHandle {
         }
     }
 
-    /// Waits for its end. A process that does not end is killed when asked to.
-    pub(super) fn reap(&mut self) {
+    /// A descriptor of its process, if it is one.
+    pub(super) fn pidfd(&self) -> Option<OwnedFd> {
+        let VmmBody::Process(child) = &self.body else {
+            return None;
+        };
+        let pid = Pid::from_raw(i32::try_from(child.id()).ok()?)?;
+        // Without one it is ended only by its socket.
+        pidfd_open(pid, PidfdFlags::empty())
+            .inspect_err(|error| tracing::warn!(%error, "the VMM cannot be killed"))
+            .ok()
+    }
+
+    /// Waits for its end; false when it has not ended within `patience`. A thread is always waited for.
+    pub(super) fn reap(&mut self, patience: Duration) -> bool {
         match &mut self.body {
             VmmBody::Process(child) => {
-                if let Err(error) = child.wait() {
-                    tracing::warn!(%error, "the VMM could not be waited for");
+                let deadline = Instant::now() + patience;
+                loop {
+                    match child.try_wait() {
+                        Ok(Some(_)) => return true,
+                        Ok(None) if Instant::now() >= deadline => return false,
+                        Ok(None) => std::thread::sleep(REAP_PAUSE),
+                        Err(error) => {
+                            tracing::warn!(%error, "the VMM could not be waited for");
+                            return true;
+                        }
+                    }
                 }
             }
             VmmBody::Thread(thread) => {
                 if thread.take().is_some_and(|thread| thread.join().is_err()) {
                     tracing::error!("the VMM's thread panicked");
                 }
+                true
             }
         }
     }
@@ -167,14 +194,15 @@ fn open_files(dir: &MachineDir, machine: &MachineFile) -> Result<MachineFiles, S
             File::options().read(true).write(true),
         )
     };
+    let console = dir.console_log();
     Ok(MachineFiles {
         boot: [
             open(&dir.kernel(), File::options().read(true))?,
             open(&dir.initramfs(), File::options().read(true))?,
-            open(
-                &dir.console_log(),
-                File::options().create(true).append(true),
-            )?,
+            open_log(&console).map_err(|source| SpawnError::Open {
+                path: console.clone(),
+                source,
+            })?,
         ],
         base_map: open(
             &dir.disk().join(&machine.disk.base),

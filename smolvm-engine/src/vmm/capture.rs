@@ -8,7 +8,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cow_disk::{FrozenView, LayerError, LayeredDisk, Overlay, OverlayError};
@@ -20,8 +22,9 @@ use vmm_core::machine::{MachineError, RunningMachine};
 use vmm_core::ram::{GuestRam, PAGE_BYTES};
 use vmm_core::tracker::{DirtySet, TrackerError};
 
+use super::capture_socket::CaptureSocket;
 use crate::channel::ChannelError;
-use crate::channel::messages::{BeginCapture, CaptureEvent, CapturedChunk, UnitState};
+use crate::channel::capture::{BeginCapture, CaptureEvent, CapturedChunk, UnitState};
 use crate::phase::Phase;
 
 /// Size in bytes of a chunk.
@@ -48,17 +51,14 @@ pub(super) enum CaptureError {
     Layer(#[from] LayerError),
     #[error("the window cannot be written")]
     Window(#[source] io::Error),
-    #[error("the supervisor is gone")]
+    #[error("the supervisor gave the capture up")]
     Channel(#[from] ChannelError),
-}
-
-/// The VMM's side of the talk with the supervisor about one capture.
-pub(super) trait Peer {
-    /// Sends a message about the capture.
-    fn send(&mut self, event: CaptureEvent) -> Result<(), ChannelError>;
-
-    /// Waits for slots of the window that are free again.
-    fn wait_free_slots(&mut self) -> Result<Vec<u32>, ChannelError>;
+    #[error("the guest was reset when the save began; save it again")]
+    Reset,
+    #[error("the guest has ended")]
+    GuestEnded,
+    #[error("the disk's layers cannot be merged")]
+    Merge(#[source] LayerError),
 }
 
 /// What a capture took, until it is over.
@@ -70,7 +70,7 @@ pub(super) struct Captured {
 }
 
 impl Captured {
-    /// Undoes what the capture took from the tracker.
+    /// Undoes what the capture took from the machine's tracker. One that was reset meanwhile has another.
     pub(super) fn give_back(&self, machine: &RunningMachine) {
         machine.tracker().give_back(&self.taken);
     }
@@ -93,6 +93,10 @@ pub(super) struct CaptureSetup<'a> {
     pub(super) window: &'a File,
     /// The disk's new top layer.
     pub(super) top: File,
+    /// What its sealed layers are merged into first.
+    pub(super) merged: Option<File>,
+    /// The guest has ended.
+    pub(super) ended: &'a AtomicBool,
 }
 
 /// What a capture has done so far that a failure must undo or name.
@@ -102,17 +106,17 @@ struct Progress {
     switched: bool,
 }
 
-/// Captures the machine; chunks and states go to `peer`.
+/// Captures the machine; chunks and states go over `socket`.
 pub(super) fn capture(
     machine: &mut RunningMachine,
     setup: CaptureSetup<'_>,
-    peer: &mut dyn Peer,
+    socket: &CaptureSocket,
 ) -> Result<Captured, Failed> {
     let mut progress = Progress {
         taken: DirtySet::empty(machine.ram()),
         switched: false,
     };
-    let result = run(machine, setup, &mut progress, peer);
+    let result = run(machine, setup, &mut progress, socket);
     let Progress { taken, switched } = progress;
     match result {
         Ok(frozen) => Ok(Captured { taken, frozen }),
@@ -127,17 +131,22 @@ fn run(
     machine: &mut RunningMachine,
     setup: CaptureSetup<'_>,
     progress: &mut Progress,
-    peer: &mut dyn Peer,
+    socket: &CaptureSocket,
 ) -> Result<FrozenView, CaptureError> {
     let CaptureSetup {
         disk,
-        request: BeginCapture { full, slots },
+        request: BeginCapture { full, slots, .. },
         tracked,
         window,
         top,
+        merged,
+        ended,
     } = setup;
+    if let Some(merged) = merged {
+        merge(disk, merged, socket)?;
+    }
     let ram = machine.ram().clone();
-    let mut sender = Sender::new(&ram, window, slots, peer);
+    let mut sender = Sender::new(&ram, window, slots, socket, ended);
     let top = Overlay::open(top)?;
     let mut kept = Kept::default();
     if tracked {
@@ -146,6 +155,8 @@ fn run(
     Phase::PreCopied.reached();
     let begin = Instant::now();
     let paused = machine.pause()?;
+    // From here on the moment is whole, whatever becomes of the guest.
+    sender.ended = None;
     Phase::Paused.reached();
     let last = match (tracked, full) {
         (true, _) => paused.tracker().take()?,
@@ -170,12 +181,12 @@ fn run(
     sender.send_kept(&kept)?;
     sender.flush()?;
     let since = instant.duration_since(UNIX_EPOCH).unwrap_or_default();
-    sender.peer.send(CaptureEvent::Frozen {
+    socket.send(CaptureEvent::Frozen {
         states: states.into_iter().map(to_message).collect(),
         pause_micros,
         taken: (since.as_secs(), since.subsec_nanos()),
     })?;
-    sender.peer.send(CaptureEvent::MemoryDone)?;
+    socket.send(CaptureEvent::MemoryDone)?;
     Ok(frozen)
 }
 
@@ -192,6 +203,19 @@ fn to_message(record: StateRecord) -> UnitState {
         version,
         bytes,
     }
+}
+
+/// Makes the disk's sealed layers one.
+fn merge(disk: &LayeredDisk, into: File, socket: &CaptureSocket) -> Result<(), CaptureError> {
+    if let Some(newest) = disk.layers().last() {
+        let given_up = &mut |_, _| match socket.freed_slots() {
+            Ok(_) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        };
+        disk.flatten(newest.id(), Overlay::open(into)?, given_up)
+            .map_err(CaptureError::Merge)?;
+    }
+    Ok(socket.send(CaptureEvent::Merged)?)
 }
 
 /// All pages that may hold anything. Memory that was never touched is not read: that would cost time, and page tables.
@@ -289,25 +313,34 @@ struct Sender<'a> {
     free: VecDeque<u32>,
     batch: Vec<CapturedChunk>,
     buffer: Vec<u8>,
-    peer: &'a mut dyn Peer,
+    socket: &'a CaptureSocket,
+    /// Says that the guest has ended, where that ends the capture.
+    ended: Option<&'a AtomicBool>,
 }
 
 impl<'a> Sender<'a> {
-    fn new(ram: &'a GuestRam, window: &'a File, slots: u32, peer: &'a mut dyn Peer) -> Self {
+    fn new(
+        ram: &'a GuestRam,
+        window: &'a File,
+        slots: u32,
+        socket: &'a CaptureSocket,
+        ended: &'a AtomicBool,
+    ) -> Self {
         Self {
             ram,
             window,
             free: (0..slots).collect(),
             batch: Vec::new(),
             buffer: vec![0; CHUNK_BYTES as usize],
-            peer,
+            socket,
+            ended: Some(ended),
         }
     }
 
     /// Tells how much is to come, but for what is written meanwhile.
     fn announce(&mut self, set: &DirtySet) -> Result<(), CaptureError> {
         let bytes = set.units(CHUNK_BYTES).count() as u64 * CHUNK_BYTES;
-        Ok(self.peer.send(CaptureEvent::ToCome { bytes })?)
+        Ok(self.socket.send(CaptureEvent::ToCome { bytes })?)
     }
 
     fn send_set(&mut self, set: &DirtySet) -> Result<(), CaptureError> {
@@ -369,13 +402,17 @@ impl<'a> Sender<'a> {
             }
             // The supervisor can free only what it knows of.
             self.flush()?;
-            self.free.extend(self.peer.wait_free_slots()?);
+            self.free.extend(self.socket.wait_free_slots()?);
         }
     }
 
     fn flush(&mut self) -> Result<(), CaptureError> {
+        if self.ended.is_some_and(|ended| ended.load(Ordering::SeqCst)) {
+            return Err(CaptureError::GuestEnded);
+        }
+        self.free.extend(self.socket.freed_slots()?);
         if !self.batch.is_empty() {
-            self.peer
+            self.socket
                 .send(CaptureEvent::Chunks(std::mem::take(&mut self.batch)))?;
         }
         Ok(())

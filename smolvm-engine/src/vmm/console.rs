@@ -52,14 +52,11 @@ impl<W: Write> Write for ConsoleSink<W> {
     }
 }
 
-/// What a line of the kernel's says about an end.
+/// What a line of the kernel's says about an end. Others may write to the console, too: without the kernel's time stamp
+/// at its beginning a line is not the kernel's.
 fn explain(line: &[u8]) -> Option<ConsoleNote> {
     let line = String::from_utf8_lossy(line);
-    // The kernel's time stamp comes first.
-    let text = line
-        .rsplit_once("] ")
-        .map_or(&*line, |(_, text)| text)
-        .trim();
+    let text = behind_time_stamp(line.trim_end_matches('\r'))?;
     let text: String = text.chars().filter(|c| !c.is_control()).collect();
     if let Some(reason) = text.strip_prefix("Kernel panic - not syncing: ") {
         return Some(ConsoleNote::Panic(reason.to_owned()));
@@ -72,6 +69,21 @@ fn explain(line: &[u8]) -> Option<ConsoleNote> {
         .iter()
         .any(|start| text.starts_with(start))
         .then_some(ConsoleNote::OutOfMemory(text))
+}
+
+/// The text behind the kernel's time stamp, `[ SECONDS.MICROSECONDS] `, and the caller that some kernels name there.
+fn behind_time_stamp(line: &str) -> Option<&str> {
+    let (stamp, text) = line.strip_prefix('[')?.split_once(']')?;
+    let (seconds, fraction) = stamp.trim_start().split_once('.')?;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if !is_number(seconds) || !is_number(fraction) {
+        return None;
+    }
+    let text = match text.strip_prefix('[') {
+        Some(caller) => caller.split_once(']')?.1,
+        None => text,
+    };
+    text.strip_prefix(' ')
 }
 
 #[cfg(test)]
@@ -105,5 +117,27 @@ mod tests {
             ]
         );
         assert!(log.starts_with(b"[    1.5] hello"));
+    }
+
+    #[test]
+    fn only_lines_of_the_kernel_explain_an_end() {
+        let panic = |line: &str| explain(line.as_bytes());
+        let found = Some(ConsoleNote::Panic("x".to_owned()));
+        assert_eq!(
+            panic("[   12.345678] Kernel panic - not syncing: x\r"),
+            found
+        );
+        let with_caller = "[   12.345678][    T1] Kernel panic - not syncing: x";
+        assert_eq!(panic(with_caller), found);
+        for line in [
+            "Kernel panic - not syncing: x",
+            "job] Kernel panic - not syncing: x",
+            "[job] Kernel panic - not syncing: x",
+            "[.] Kernel panic - not syncing: x",
+            " [1.0] Kernel panic - not syncing: x",
+            "[1.0] said: Kernel panic - not syncing: x",
+        ] {
+            assert_eq!(panic(line), None, "{line}");
+        }
     }
 }

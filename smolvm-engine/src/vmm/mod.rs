@@ -4,10 +4,12 @@
 //! and ends when that socket closes.
 
 mod capture;
+mod capture_socket;
 mod console;
 mod dial;
 mod disk;
 mod fill;
+mod notes;
 mod run;
 mod start;
 

@@ -1,20 +1,20 @@
-use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use cas_store::ReadError;
 use vmm_core::machine::{MachineEvent, RunningMachine};
 
-use super::capture::{CaptureSetup, Captured, Peer, capture};
+use super::capture::{CaptureError, CaptureSetup, Captured, Failed, capture};
+use super::capture_socket::{CaptureSocket, Over};
+use super::notes::Notes;
 use super::start::{Parts, StartError};
-use crate::channel::messages::{
-    BeginCapture, CaptureEvent, CaptureNumber, CaptureRequest, ConsoleNote, EndReason, FromVmm,
-    ToVmm,
-};
+use crate::channel::capture::{BeginCapture, CaptureDescriptors, CaptureEvent};
+use crate::channel::messages::{ConsoleNote, EndReason, FromVmm, ToVmm};
 use crate::channel::{self as socket_channel, ChannelError, Received};
 use crate::error_chain::chain;
 use crate::machine::is_damage;
@@ -23,8 +23,12 @@ use crate::phase::Phase;
 /// What wakes the VMM.
 enum Input {
     Request(ToVmm, Vec<OwnedFd>),
+    /// The machine has an event.
     Event,
-    Note(ConsoleNote),
+    /// The console had something to say.
+    Notes,
+    /// The supervisor has said its last about the capture at hand.
+    CaptureOver,
     /// A chunk of the disk is lost.
     Damage(String),
     SupervisorGone,
@@ -60,8 +64,10 @@ pub(crate) fn run(socket: UnixStream) -> Result<(), ChannelError> {
         parts,
         sender,
         inbox,
-        deferred: VecDeque::new(),
+        notes: Notes::default(),
         panic: None,
+        booted: true,
+        held: None,
     };
     vmm.run()
 }
@@ -75,10 +81,6 @@ fn start_failed(error: &StartError) -> FromVmm {
         reason: chain(error),
         damaged: is_damage(error),
     }
-}
-
-fn capture_failed(number: CaptureNumber, message: String, switched: bool) -> FromVmm {
-    FromVmm::Capture(number, CaptureEvent::Failed { message, switched })
 }
 
 fn read_requests(socket: &UnixStream, inbox: &Sender<Input>) {
@@ -103,10 +105,27 @@ struct Vmm {
     parts: Parts,
     sender: Sender<Input>,
     inbox: Receiver<Input>,
-    /// What came while a capture waited for something else.
-    deferred: VecDeque<Input>,
+    /// What the console said that was not told yet.
+    notes: Notes,
     /// The last panic that the console showed since the last boot.
     panic: Option<String>,
+    /// The machine's memory is that of a boot: what changed in it is not known relative to any point.
+    booted: bool,
+    /// A capture whose memory is out, until its point is published or given up. It outlives a reset of the guest.
+    held: Option<Held>,
+}
+
+struct Held {
+    captured: Captured,
+    socket: CaptureSocket,
+    /// The machine was reset: what was taken from its tracker went with it.
+    reset: bool,
+}
+
+/// A machine that runs, and whether its guest has ended.
+struct Guest {
+    machine: RunningMachine,
+    ended: Arc<AtomicBool>,
 }
 
 /// How a run of the guest went on.
@@ -120,67 +139,79 @@ impl Vmm {
         let mut told_start = FromVmm::Started;
         loop {
             self.panic = None;
-            let mut machine = match self.start() {
-                Ok(machine) => machine,
+            // Those of the last boot.
+            self.notes.take();
+            let mut guest = match self.start() {
+                Ok(guest) => guest,
                 Err(error) => return tell(&self.socket, start_failed(&error)),
             };
+            self.booted = !(told_start == FromVmm::Started && self.parts.restores());
             tell(&self.socket, told_start)?;
-            let outcome = self.serve(&mut machine)?;
-            machine.flush_console();
-            drop(machine);
+            let outcome = self.serve(&mut guest)?;
+            guest.machine.flush_console();
             match outcome {
                 Outcome::Reset => told_start = FromVmm::Rebooted,
                 Outcome::Ended(reason) => {
+                    // Before the guest's connections break: whoever asks then why, is told the truth.
+                    let told = tell(&self.socket, FromVmm::Ended(reason));
+                    drop(guest);
                     self.parts.flush_disk();
-                    return tell(&self.socket, FromVmm::Ended(reason));
+                    return told;
                 }
+            }
+            if let Some(held) = &mut self.held {
+                held.reset = true;
             }
         }
     }
 
-    fn start(&self) -> Result<RunningMachine, StartError> {
+    fn start(&self) -> Result<Guest, StartError> {
         let (events, notes) = (self.sender.clone(), self.sender.clone());
+        let ended = Arc::new(AtomicBool::new(false));
+        let note_end = ended.clone();
         // A send fails only when this VMM has ended.
-        self.parts.start(
-            Box::new(move || drop(events.send(Input::Event))),
-            Box::new(move |note| drop(notes.send(Input::Note(note)))),
-        )
+        let machine = self.parts.start(
+            Box::new(move || {
+                note_end.store(true, Ordering::SeqCst);
+                drop(events.send(Input::Event));
+            }),
+            self.notes.listener(move || drop(notes.send(Input::Notes))),
+        )?;
+        Ok(Guest { machine, ended })
     }
 
-    fn serve(&mut self, machine: &mut RunningMachine) -> Result<Outcome, ChannelError> {
-        let mut captured: Option<(CaptureNumber, Captured)> = None;
+    fn serve(&mut self, guest: &mut Guest) -> Result<Outcome, ChannelError> {
         loop {
             // This VMM holds a sender itself: the queue is never closed.
-            let Some(input) = self.deferred.pop_front().or_else(|| self.inbox.recv().ok()) else {
+            let Ok(input) = self.inbox.recv() else {
                 return Ok(Outcome::Ended(EndReason::Asked));
             };
             match input {
                 Input::Event => {
-                    if let Some(event) = machine.next_event(Duration::ZERO) {
-                        machine.flush_console();
-                        self.drain_notes()?;
+                    if let Some(event) = guest.machine.next_event(Duration::ZERO) {
+                        guest.machine.flush_console();
+                        self.take_notes()?;
                         return Ok(self.outcome_of(event));
                     }
                 }
-                Input::Note(note) => self.take_note(note)?,
+                Input::Notes => self.take_notes()?,
                 Input::Damage(reason) => return Ok(Outcome::Ended(EndReason::Damaged(reason))),
-                Input::Request(ToVmm::ConsoleInput(bytes), _) => {
-                    machine.console_input(&bytes);
+                Input::CaptureOver => {
+                    // A nudge of an earlier capture finds this one not over.
+                    if let Some(over) = self.held.as_ref().and_then(|held| held.socket.over()) {
+                        self.end_capture(&guest.machine, over);
+                    }
                 }
-                Input::Request(ToVmm::Capture(number, request), descriptors) => match request {
-                    CaptureRequest::Begin(request) => {
-                        let taken = self.capture(machine, number, request, descriptors)?;
-                        captured = taken.map(|taken| (number, taken));
+                Input::Request(ToVmm::ConsoleInput(bytes), _) => {
+                    guest.machine.console_input(&bytes);
+                }
+                Input::Request(ToVmm::Capture(request), descriptors) => {
+                    // The supervisor makes one capture at a time: the former one is over.
+                    if let Some(over) = self.held.as_ref().map(|held| held.socket.wait_over()) {
+                        self.end_capture(&guest.machine, over);
                     }
-                    CaptureRequest::End => {
-                        let base = descriptors.into_iter().next();
-                        let ended = captured.take_if(|(held, _)| *held == number);
-                        let taken = ended.map(|(_, taken)| taken);
-                        self.end_capture(machine, number, taken, base)?;
-                    }
-                    // Slots that were given back after the last chunk was sent.
-                    CaptureRequest::FreeSlots(_) => {}
-                },
+                    self.capture(guest, request, descriptors);
+                }
                 Input::Request(ToVmm::Quit, _) | Input::SupervisorGone => {
                     return Ok(Outcome::Ended(EndReason::Asked));
                 }
@@ -191,88 +222,117 @@ impl Vmm {
         }
     }
 
-    fn capture(
-        &mut self,
-        machine: &mut RunningMachine,
-        number: CaptureNumber,
-        request: BeginCapture,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<Option<Captured>, ChannelError> {
-        let mut files = descriptors.into_iter().map(File::from);
-        let (Some(window), Some(top)) = (files.next(), files.next()) else {
-            let message = "the capture came without its descriptors".to_owned();
-            tell(&self.socket, capture_failed(number, message, false))?;
-            return Ok(None);
-        };
-        let mut talk = Talk {
-            number,
-            socket: &self.socket,
-            inbox: &self.inbox,
-            deferred: &mut self.deferred,
+    fn capture(&mut self, guest: &mut Guest, request: BeginCapture, descriptors: Vec<OwnedFd>) {
+        let Some((socket, files)) = self.open_capture(descriptors) else {
+            tracing::error!("a capture came without its descriptors");
+            return;
         };
         let setup = CaptureSetup {
             disk: self.parts.disk(),
             request,
             tracked: self.parts.tracked(),
-            window: &window,
-            top,
+            window: &files.window,
+            top: files.top,
+            merged: files.merged.filter(|_| request.merge),
+            ended: &guest.ended,
         };
-        match capture(machine, setup, &mut talk) {
-            Ok(captured) => Ok(Some(captured)),
-            Err(failed) => {
-                let message = capture_failed(number, chain(&failed.error), failed.switched);
-                tell(&self.socket, message)?;
-                Ok(None)
+        let result = if self.booted && !request.full {
+            // The supervisor hears of a reset later than this process.
+            Err(Failed {
+                error: CaptureError::Reset,
+                switched: false,
+            })
+        } else {
+            capture(&mut guest.machine, setup, &socket)
+        };
+        match result {
+            Ok(captured) => {
+                self.held = Some(Held {
+                    captured,
+                    socket,
+                    reset: false,
+                });
             }
-        }
-    }
-
-    /// Ends a capture: with a new base it was published, else what it took is given back.
-    fn end_capture(
-        &self,
-        machine: &RunningMachine,
-        number: CaptureNumber,
-        captured: Option<Captured>,
-        base: Option<OwnedFd>,
-    ) -> Result<(), ChannelError> {
-        if let Some(captured) = captured {
-            let rebased = base.map(|base| self.parts.rebase(base, captured.frozen.newest().id()));
-            match rebased {
-                Some(Ok(())) => Phase::Rebased.reached(),
-                Some(Err(error)) => {
-                    // The layers stay in use; only their files must not be removed.
-                    tell(&self.socket, capture_failed(number, chain(&error), true))?;
-                    return Ok(());
+            Err(Failed { error, switched }) => {
+                let ended =
+                    matches!(error, CaptureError::GuestEnded) || guest.ended.load(Ordering::SeqCst);
+                let message = chain(&error);
+                let failed = CaptureEvent::Failed {
+                    message,
+                    switched,
+                    ended,
+                };
+                if let Err(error) = socket.send(failed) {
+                    tracing::debug!(%error, "nobody waits for a capture that failed");
                 }
-                None => captured.give_back(machine),
             }
         }
-        let ended = FromVmm::Capture(number, CaptureEvent::Ended);
-        tell(&self.socket, ended)
     }
 
-    /// Looks at what the console said before an event; other inputs wait for the next boot.
-    fn drain_notes(&mut self) -> Result<(), ChannelError> {
-        let waiting: Vec<Input> = self
-            .deferred
-            .drain(..)
-            .chain(self.inbox.try_iter())
-            .collect();
-        for input in waiting {
-            match input {
-                Input::Note(note) => self.take_note(note)?,
-                Input::Event => {}
-                other => self.deferred.push_back(other),
+    fn open_capture(&self, descriptors: Vec<OwnedFd>) -> Option<(CaptureSocket, CaptureFiles)> {
+        let mut descriptors: Vec<_> = descriptors.into_iter().map(Some).collect();
+        let mut take = |number: usize| descriptors.get_mut(number)?.take();
+        let socket = UnixStream::from(take(CaptureDescriptors::SOCKET)?);
+        let files = CaptureFiles {
+            window: take(CaptureDescriptors::WINDOW)?.into(),
+            top: take(CaptureDescriptors::TOP)?.into(),
+            merged: take(CaptureDescriptors::MERGED).map(File::from),
+        };
+        let nudge = self.sender.clone();
+        // A send fails only when this VMM has ended.
+        let socket = CaptureSocket::new(socket, move || drop(nudge.send(Input::CaptureOver)));
+        match socket {
+            Ok(socket) => Some((socket, files)),
+            Err(error) => {
+                tracing::error!(%error, "no thread for a capture");
+                None
             }
+        }
+    }
+
+    /// Ends the capture at hand: it was published, or what it took is given back.
+    fn end_capture(&mut self, machine: &RunningMachine, over: Over) {
+        let Some(held) = self.held.take() else {
+            return;
+        };
+        let base = match over {
+            Over::Published(base) => base,
+            Over::GivenUp => None,
+        };
+        let Some(base) = base else {
+            if !held.reset {
+                held.captured.give_back(machine);
+            }
+            return;
+        };
+        let through = held.captured.frozen.newest().id();
+        let told = match self.parts.rebase(base, through) {
+            Ok(()) => {
+                self.booted &= held.reset;
+                Phase::Rebased.reached();
+                CaptureEvent::Rebased
+            }
+            // The layers stay in use; only their files must not be removed.
+            Err(error) => CaptureEvent::Failed {
+                message: chain(&error),
+                switched: true,
+                ended: false,
+            },
+        };
+        if let Err(error) = held.socket.send(told) {
+            tracing::debug!(%error, "nobody waits for the disk's new base");
+        }
+    }
+
+    /// Tells what the console said.
+    fn take_notes(&mut self) -> Result<(), ChannelError> {
+        for note in self.notes.take() {
+            if let ConsoleNote::Panic(reason) = &note {
+                self.panic.get_or_insert_with(|| reason.clone());
+            }
+            tell(&self.socket, FromVmm::Console(note))?;
         }
         Ok(())
-    }
-
-    fn take_note(&mut self, note: ConsoleNote) -> Result<(), ChannelError> {
-        if let ConsoleNote::Panic(reason) = &note {
-            self.panic.get_or_insert_with(|| reason.clone());
-        }
-        tell(&self.socket, FromVmm::Console(note))
     }
 
     fn outcome_of(&mut self, event: MachineEvent) -> Outcome {
@@ -293,132 +353,9 @@ impl Vmm {
     }
 }
 
-/// A capture's talk with the supervisor; what is not for it waits.
-struct Talk<'a> {
-    number: CaptureNumber,
-    socket: &'a UnixStream,
-    inbox: &'a Receiver<Input>,
-    deferred: &'a mut VecDeque<Input>,
-}
-
-impl Talk<'_> {
-    /// Whether this says that the capture need not go on: the supervisor is gone or gave it up.
-    fn ends(&self, input: &Input) -> bool {
-        match input {
-            Input::SupervisorGone | Input::Request(ToVmm::Quit, _) => true,
-            Input::Request(ToVmm::Capture(number, CaptureRequest::End), _) => {
-                *number == self.number
-            }
-            _ => false,
-        }
-    }
-}
-
-impl Peer for Talk<'_> {
-    fn send(&mut self, event: CaptureEvent) -> Result<(), ChannelError> {
-        tell(self.socket, FromVmm::Capture(self.number, event))
-    }
-
-    fn wait_free_slots(&mut self) -> Result<Vec<u32>, ChannelError> {
-        // What came before a reboot of the guest waits there already, and does not come again.
-        if self.deferred.iter().any(|input| self.ends(input)) {
-            return Err(ChannelError::Closed);
-        }
-        loop {
-            match self.inbox.recv() {
-                Ok(Input::Request(ToVmm::Capture(number, CaptureRequest::FreeSlots(slots)), _)) => {
-                    // Slots of another capture are slots of another window.
-                    if number == self.number {
-                        return Ok(slots);
-                    }
-                }
-                Ok(input) => {
-                    let over = self.ends(&input);
-                    self.deferred.push_back(input);
-                    if over {
-                        return Err(ChannelError::Closed);
-                    }
-                }
-                Err(_) => return Err(ChannelError::Closed),
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn request(number: CaptureNumber, request: CaptureRequest) -> Input {
-        Input::Request(ToVmm::Capture(number, request), Vec::new())
-    }
-
-    /// What a capture of this number gets that waits for slots, when these inputs wait for it.
-    fn wait(
-        number: CaptureNumber,
-        deferred: Vec<Input>,
-        inputs: Vec<Input>,
-    ) -> (Result<Vec<u32>, ChannelError>, usize) {
-        let (socket, _supervisor) = UnixStream::pair().unwrap();
-        let (sender, inbox) = channel();
-        inputs
-            .into_iter()
-            .for_each(|input| sender.send(input).unwrap());
-        drop(sender);
-        let mut deferred = VecDeque::from(deferred);
-        let mut talk = Talk {
-            number,
-            socket: &socket,
-            inbox: &inbox,
-            deferred: &mut deferred,
-        };
-        (talk.wait_free_slots(), deferred.len())
-    }
-
-    #[test]
-    fn slots_of_another_capture_are_not_taken() {
-        let former = CaptureNumber::default().next();
-        let current = former.next();
-        let inputs = vec![
-            request(former, CaptureRequest::FreeSlots(vec![1, 2])),
-            request(former, CaptureRequest::End),
-            request(current, CaptureRequest::FreeSlots(vec![3])),
-        ];
-        let (slots, deferred) = wait(current, Vec::new(), inputs);
-        assert_eq!(slots.unwrap(), [3]);
-        // The end of the former one is still answered, after this one.
-        assert_eq!(deferred, 1);
-    }
-
-    #[test]
-    fn a_capture_that_is_given_up_waits_for_no_slots() {
-        let number = CaptureNumber::default().next();
-        let end = || request(number, CaptureRequest::End);
-        let free = || request(number, CaptureRequest::FreeSlots(vec![7]));
-        let (slots, deferred) = wait(number, Vec::new(), vec![end(), free()]);
-        assert!(matches!(slots, Err(ChannelError::Closed)));
-        assert_eq!(deferred, 1);
-        // It came before a reboot, together with the begin.
-        let (slots, deferred) = wait(number, vec![end()], vec![free()]);
-        assert!(matches!(slots, Err(ChannelError::Closed)));
-        assert_eq!(deferred, 1);
-    }
-
-    #[test]
-    fn messages_of_a_capture_carry_its_number() {
-        let number = CaptureNumber::default().next();
-        let (socket, supervisor) = UnixStream::pair().unwrap();
-        let (_sender, inbox) = channel();
-        let mut deferred = VecDeque::new();
-        let mut talk = Talk {
-            number,
-            socket: &socket,
-            inbox: &inbox,
-            deferred: &mut deferred,
-        };
-        talk.send(CaptureEvent::MemoryDone).unwrap();
-        let received: Received<FromVmm> = socket_channel::receive(&supervisor).unwrap();
-        let expected = FromVmm::Capture(number, CaptureEvent::MemoryDone);
-        assert_eq!(received.message, expected);
-    }
+/// What a capture came with besides its socket.
+struct CaptureFiles {
+    window: File,
+    top: File,
+    merged: Option<File>,
 }

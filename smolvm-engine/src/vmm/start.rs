@@ -27,7 +27,7 @@ use super::fill::{FillError, fill};
 use crate::backend::{self, BackendError};
 use crate::channel::messages::{ConsoleNote, StartDescriptors, StartMachine};
 use crate::image::{ImageMap, MapError};
-use crate::machine::{ChunkBase, ChunkSource, OnDamage};
+use crate::machine::{BoundedLog, ChunkBase, ChunkSource, OnDamage};
 use crate::phase::Phase;
 
 /// Largest kernel or initramfs in bytes.
@@ -216,15 +216,16 @@ impl Parts {
     ) -> Result<BuiltMachine, StartError> {
         let layout = x86::ram_layout(self.request.memory_bytes)?;
         let ram = GuestRam::new(layout, &RamBacking::Anonymous)?;
-        let console = self
-            .console
-            .try_clone()
-            .map_err(|source| StartError::Read {
-                part: "console",
-                source,
-            })?;
+        let console = self.console.try_clone();
+        let console = console.map_err(|source| StartError::Read {
+            part: "console",
+            source,
+        })?;
         Ok(MachineBuilder::new(ram, self.request.vcpus, record)
-            .console(Box::new(ConsoleSink::new(console, on_note)))
+            .console(Box::new(ConsoleSink::new(
+                BoundedLog::new(console),
+                on_note,
+            )))
             .seed(self.request.deterministic.unwrap_or_default())
             .root_disk(Arc::new(RootDisk {
                 disk: self.disk.clone(),
@@ -236,6 +237,11 @@ impl Parts {
             })
             .on_event(on_event)
             .build(&*self.hypervisor)?)
+    }
+
+    /// Whether the first start goes on at a point.
+    pub(super) fn restores(&self) -> bool {
+        self.request.restore
     }
 
     /// The root disk.

@@ -114,6 +114,8 @@ pub struct RunningMachine {
     events: Receiver<MachineEvent>,
     /// Set once an event ended the run: the vCPUs do not run again.
     pub(super) ended: bool,
+    /// The event that did, if a pause found it: the next one to be given out.
+    found: Option<MachineEvent>,
 }
 
 impl RunningMachine {
@@ -127,6 +129,7 @@ impl RunningMachine {
             built,
             events,
             ended: false,
+            found: None,
         };
         machine.run()?;
         Ok(machine)
@@ -135,9 +138,14 @@ impl RunningMachine {
     /// The next event, if one comes within `timeout`; `None` also while a vCPU still runs. A
     /// deterministic machine gives its events to [`run_until`](Self::run_until).
     pub fn next_event(&mut self, timeout: Duration) -> Option<MachineEvent> {
+        if let Some(event) = self.found.take() {
+            return Some(event);
+        }
         match self.events.recv_timeout(timeout) {
             Ok(event) => {
                 self.ended = true;
+                // Whoever reported it asked for that, but a pause meanwhile may have let them run again.
+                self.built.events.stop_vcpus();
                 self.built.rendezvous.wait_parked();
                 Some(event)
             }
@@ -147,9 +155,20 @@ impl RunningMachine {
 
     /// Stops all vCPUs, then brings all devices to rest. The machine runs again when the returned
     /// value is dropped, or by [`PausedMachine::resume`].
+    ///
+    /// # Errors
+    ///
+    /// [`MachineError::Ended`] when the guest has ended: [`next_event`](Self::next_event) says how, and nothing runs
+    /// again.
     pub fn pause(&mut self) -> Result<PausedMachine<'_>, MachineError> {
         self.built.events.stop_vcpus();
         self.built.rendezvous.wait_parked();
+        // Events come from vCPUs: none comes any more.
+        if let Ok(event) = self.events.try_recv() {
+            self.ended = true;
+            self.found = Some(event);
+            return Err(MachineError::Ended);
+        }
         for slot in &self.built.slots {
             slot.quiesce();
         }

@@ -1,25 +1,29 @@
-//! A capture's talk with the VMM.
+//! A capture's talk with the VMM, over a socket of its own.
 
 use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{MutexGuard, PoisonError};
-use std::time::Duration;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use snapshot_format::WallTime;
 
 use super::error::CheckpointError;
 use super::{CaptureState, OnProgress, Run};
-use crate::channel as socket_channel;
-use crate::channel::messages::{BeginCapture, CaptureEvent, CaptureRequest, ToVmm, UnitState};
+use crate::channel::capture::{BeginCapture, CaptureEvent, CaptureRequest, UnitState};
+use crate::channel::messages::ToVmm;
+use crate::channel::{self as socket_channel, ChannelError};
 use crate::file_error::FileError;
 use crate::machine::MachineFile;
 use crate::save::chunk_sink::ChunkSink;
 
 /// Slots of the window between VMM and supervisor: 64 MiB.
 const WINDOW_SLOTS: u32 = 1024;
-/// How long the VMM may stay silent during a capture.
+/// How long the VMM may say nothing during a capture.
 const VMM_PATIENCE: Duration = Duration::from_secs(120);
+/// How often a capture that waits for the VMM looks whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What the VMM brought out.
 pub(super) struct Moment {
@@ -32,28 +36,17 @@ impl Run<'_> {
     /// Lets the VMM capture and takes what it sends.
     pub(super) fn receive(
         &mut self,
-        machine: &MachineFile,
+        machine: &mut MachineFile,
         full: bool,
         sink: &mut ChunkSink<'_>,
         progress: OnProgress<'_>,
     ) -> Result<Moment, CheckpointError> {
-        let window = sink.window()?;
-        let top = machine.disk.layers.last().ok_or(CheckpointError::Ended)?;
-        let top_path = self.shared.dir.disk().join(top);
-        let top = File::options()
-            .read(true)
-            .write(true)
-            .open(&top_path)
-            .map_err(FileError::at("open", &top_path))?;
-        let begin = CaptureRequest::Begin(BeginCapture {
-            full,
-            slots: WINDOW_SLOTS,
-        });
-        self.send(begin, &[window.as_fd(), top.as_fd()])?;
+        self.begin(machine, full, sink)?;
         let mut total = None;
         let mut instant = None;
         loop {
             match self.next()? {
+                CaptureEvent::Merged => self.take_merged(machine)?,
                 CaptureEvent::ToCome { bytes } => total = Some(bytes),
                 CaptureEvent::Chunks(chunks) => {
                     let freed = sink.take(&chunks)?;
@@ -69,7 +62,6 @@ impl Run<'_> {
                     pause_micros,
                     taken,
                 } => {
-                    self.frozen = true;
                     let taken = WallTime::new(taken.0, taken.1).unwrap_or_default();
                     instant = Some(Moment {
                         states,
@@ -80,23 +72,107 @@ impl Run<'_> {
                 CaptureEvent::MemoryDone => {
                     return instant.ok_or(CheckpointError::Vmm("no instant".to_owned()));
                 }
-                CaptureEvent::Failed { message, switched } => {
-                    self.frozen |= switched;
-                    return Err(CheckpointError::Vmm(message));
-                }
+                CaptureEvent::Failed { ended: true, .. } => return Err(CheckpointError::Ended),
+                CaptureEvent::Failed { message, .. } => return Err(CheckpointError::Vmm(message)),
                 other => return Err(CheckpointError::Vmm(format!("unexpected {other:?}"))),
             }
         }
     }
 
-    pub(super) fn next(&self) -> Result<CaptureEvent, CheckpointError> {
-        match self.route.next(VMM_PATIENCE) {
-            Ok(message) => Ok(message),
-            Err(RecvTimeoutError::Disconnected) => Err(CheckpointError::Ended),
-            Err(RecvTimeoutError::Timeout) => {
-                Err(CheckpointError::Vmm("it stays silent".to_owned()))
+    fn begin(
+        &mut self,
+        machine: &MachineFile,
+        full: bool,
+        sink: &ChunkSink<'_>,
+    ) -> Result<(), CheckpointError> {
+        let (ours, theirs) = UnixStream::pair().map_err(ChannelError::Io)?;
+        ours.set_read_timeout(Some(LOOK))
+            .map_err(ChannelError::Io)?;
+        ours.set_write_timeout(Some(VMM_PATIENCE))
+            .map_err(ChannelError::Io)?;
+        let window = sink.window()?;
+        let top = machine.disk.layers.last().ok_or(CheckpointError::Ended)?;
+        let top = self.open_layer(top)?;
+        let merged = self
+            .merged
+            .as_ref()
+            .map(|merged| self.open_layer(&merged.name));
+        let merged = merged.transpose()?;
+        let request = ToVmm::Capture(BeginCapture {
+            merge: merged.is_some(),
+            full,
+            slots: WINDOW_SLOTS,
+        });
+        let mut descriptors = vec![theirs.as_fd(), window.as_fd(), top.as_fd()];
+        descriptors.extend(merged.as_ref().map(AsFd::as_fd));
+        self.shared.tell_vmm(&request, &descriptors)?;
+        self.socket = Some(ours);
+        Ok(())
+    }
+
+    fn open_layer(&self, name: &str) -> Result<File, CheckpointError> {
+        let path = self.shared.dir.disk().join(name);
+        let file = File::options().read(true).write(true).open(&path);
+        Ok(file.map_err(FileError::at("open", &path))?)
+    }
+
+    /// The next thing that the VMM says, unless the capture is not wanted any more.
+    pub(super) fn next(&mut self) -> Result<CaptureEvent, CheckpointError> {
+        let since = Instant::now();
+        loop {
+            if !self.wait_readable()? {
+                if self.shared.is_quitting() {
+                    return Err(CheckpointError::Ended);
+                }
+                if since.elapsed() > VMM_PATIENCE {
+                    let silent = "it does not answer".to_owned();
+                    return Err(CheckpointError::Vmm(silent));
+                }
+                continue;
             }
+            return self.hear();
         }
+    }
+
+    /// Whether there is something to be read, or nothing will be any more; waits a moment.
+    fn wait_readable(&self) -> Result<bool, CheckpointError> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let socket = self.socket.as_ref().ok_or(CheckpointError::Ended)?;
+        let wait = Timespec {
+            tv_sec: 0,
+            tv_nsec: LOOK.subsec_nanos().into(),
+        };
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&wait)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(ChannelError::Io(error.into()).into()),
+        }
+    }
+
+    /// Reads a message that has begun to come.
+    fn hear(&mut self) -> Result<CaptureEvent, CheckpointError> {
+        let socket = self.socket.as_ref().ok_or(CheckpointError::Ended)?;
+        socket
+            .set_read_timeout(Some(VMM_PATIENCE))
+            .map_err(ChannelError::Io)?;
+        let event = match socket_channel::receive::<CaptureEvent>(socket) {
+            Ok(received) => received.message,
+            // Its process is gone, or the guest has ended.
+            Err(ChannelError::Closed) => return Err(CheckpointError::Ended),
+            Err(error) => return Err(error.into()),
+        };
+        match &event {
+            CaptureEvent::Frozen { .. } => self.switched = Switched::Yes,
+            CaptureEvent::Failed { switched, .. } if self.switched == Switched::Unknown => {
+                self.switched = if *switched {
+                    Switched::Yes
+                } else {
+                    Switched::No
+                };
+            }
+            _ => {}
+        }
+        Ok(event)
     }
 
     pub(super) fn send(
@@ -104,42 +180,62 @@ impl Run<'_> {
         request: CaptureRequest,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), CheckpointError> {
-        let message = ToVmm::Capture(self.route.number(), request);
-        let socket = self
-            .shared
-            .vmm_socket
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        Ok(socket_channel::send(&socket, &message, descriptors)?)
+        let socket = self.socket.as_ref().ok_or(CheckpointError::Ended)?;
+        Ok(socket_channel::send(socket, &request, descriptors)?)
     }
 
     /// After an error: the VMM forgets the capture, an unused layer goes away, nothing else changed.
-    pub(super) fn abort(&mut self, state: &mut MutexGuard<'_, CaptureState>) {
-        if self.shared.has_ended() {
-            return;
+    pub(super) fn abort(&mut self, state: &mut CaptureState) {
+        if let Some(socket) = &self.socket {
+            give_up(socket);
+            let over = self.hear_to_the_end();
+            if !over && !self.shared.has_ended() {
+                tracing::warn!("the VMM does not end the capture");
+                // What it holds is unknown: the next capture takes everything.
+                state.base = None;
+            }
+        } else {
+            // The VMM never heard of it.
+            self.switched = Switched::No;
         }
-        if let Err(error) = self.send(CaptureRequest::End, &[]) {
-            tracing::debug!(%error, "the VMM is gone");
-            return;
-        }
-        loop {
-            match self.next() {
-                Ok(CaptureEvent::Ended) => break,
-                Ok(CaptureEvent::Frozen { .. }) => self.frozen = true,
-                Ok(CaptureEvent::Failed { switched, .. }) => self.frozen |= switched,
-                Ok(_) => {}
-                Err(error) => {
-                    tracing::warn!(%error, "the VMM does not end the capture");
-                    // What it holds is unknown: the next capture takes everything.
-                    state.base = None;
-                    return;
-                }
+        self.drop_unused_files();
+    }
+
+    /// Whether the VMM has ended the capture.
+    fn hear_to_the_end(&mut self) -> bool {
+        let since = Instant::now();
+        while since.elapsed() < VMM_PATIENCE && !self.shared.is_quitting() {
+            match self.wait_readable() {
+                Ok(true) => match self.hear() {
+                    Ok(_) => {}
+                    Err(CheckpointError::Ended) => return true,
+                    Err(_) => return false,
+                },
+                Ok(false) => {}
+                Err(_) => return false,
             }
         }
-        if !self.frozen
-            && let Err(error) = self.drop_unused_layer()
-        {
-            tracing::warn!(%error, "an unused layer is kept");
-        }
+        false
     }
+}
+
+/// Says nothing more about a capture, which gives it up.
+fn give_up(socket: &UnixStream) {
+    match socket.shutdown(Shutdown::Write) {
+        Err(error) if error.kind() != ErrorKind::NotConnected => {
+            let error: io::Error = error;
+            tracing::debug!(%error, "the VMM has closed the capture's socket");
+        }
+        _ => {}
+    }
+}
+
+/// Whether the disk writes to its new top.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Switched {
+    /// Not as far as is known: the VMM may do it at any time.
+    Unknown,
+    Yes,
+    /// And it will not.
+    No,
 }

@@ -6,42 +6,116 @@ use std::os::fd::AsFd;
 use cas_store::ChunkId;
 use snapshot_format::Point;
 
-use super::Run;
+use super::super::layers::MERGE_ABOVE;
+use super::dialogue::Switched;
 use super::error::CheckpointError;
+use super::{CaptureState, Run};
+use crate::channel::ChannelError;
+use crate::channel::capture::{CaptureEvent, CaptureRequest};
 use crate::channel::control::CheckpointRequest;
-use crate::channel::messages::{CaptureEvent, CaptureRequest};
 use crate::file_error::FileError;
 use crate::image::ImageMap;
-use crate::machine::{MachineDirError, MachineFile, create_overlay, replace_file};
+use crate::machine::{Change, MachineDirError, MachineFile, create_overlay, replace_file};
 use crate::phase::Phase;
 use crate::point::sync_directory;
+
+/// A layer that takes the place of others.
+pub(super) struct Merged {
+    pub(super) name: String,
+    replaces: Vec<String>,
+}
+
+/// A head that `machine.json` names.
+pub(super) struct MovedHead {
+    /// The base of the disk, by name.
+    base: String,
+    /// It is known to survive a power failure.
+    durable: bool,
+}
 
 impl Run<'_> {
     /// Gives the disk a new top, in `machine.json` before the VMM uses it: whatever is killed when, no
     /// write is lost.
     pub(super) fn add_layer(&self) -> Result<MachineFile, CheckpointError> {
         let dir = &self.shared.dir;
-        let mut machine = dir.read()?.ok_or(CheckpointError::Ended)?;
-        let name = format!("layer-{}", machine.disk.next);
+        let machine = dir.read()?.ok_or(CheckpointError::Ended)?;
+        let next = machine.disk.next;
+        let name = format!("layer-{next}");
         let path = dir.disk().join(&name);
         create_overlay(&path, machine.spec.disk_bytes)?;
         sync_directory(&dir.disk())?;
-        machine.disk.next += 1;
-        machine.disk.layers.push(name.clone());
-        if let Err(error) = dir.write(&machine) {
-            self.remove_disk_files([&name]);
-            return Err(error.into());
+        let change = dir.change(|machine| {
+            machine.disk.next = next + 1;
+            machine.disk.layers.push(name.clone());
+        });
+        match change {
+            Change::Done(machine) => Ok(machine),
+            // The layer stays, empty and named; without being sure of that nothing is written to it.
+            Change::Unknown(_, error) => Err(error.into()),
+            Change::NotDone(error) => {
+                self.remove_disk_files([&name]);
+                Err(error.into())
+            }
         }
-        Ok(machine)
     }
 
-    /// Makes the point the machine's head and the base of its disk. Returns the name of the base.
+    /// Makes an empty layer for the VMM to merge the disk's sealed ones into, when they are many: each capture that
+    /// fails after its instant leaves one, and a disk takes no more than a few hundred.
+    pub(super) fn add_merged(
+        &mut self,
+        state: &CaptureState,
+        machine: &mut MachineFile,
+    ) -> Result<(), CheckpointError> {
+        let layers = &machine.disk.layers;
+        let top = state.vmm_top.as_ref();
+        let Some(at) = top.and_then(|top| layers.iter().position(|layer| layer == top)) else {
+            return Ok(());
+        };
+        let replaces = layers[..at].to_vec();
+        if replaces.len() <= MERGE_ABOVE {
+            return Ok(());
+        }
+        let dir = &self.shared.dir;
+        let name = format!("layer-{}", machine.disk.next);
+        create_overlay(&dir.disk().join(&name), machine.spec.disk_bytes)?;
+        sync_directory(&dir.disk())?;
+        self.merged = Some(Merged { name, replaces });
+        *machine = dir.change(|machine| machine.disk.next += 1).visible()?;
+        Ok(())
+    }
+
+    /// Names the layer that the VMM has merged others into in their place.
+    pub(super) fn take_merged(&mut self, machine: &mut MachineFile) -> Result<(), CheckpointError> {
+        let Some(Merged { name, replaces }) = self.merged.take() else {
+            return Err(CheckpointError::Vmm("it merged unasked".to_owned()));
+        };
+        let change = self.shared.dir.change(|machine| {
+            let layers = &mut machine.disk.layers;
+            layers.retain(|layer| !replaces.contains(layer));
+            layers.insert(0, name.clone());
+        });
+        match change {
+            Change::Done(changed) => {
+                self.remove_disk_files(&replaces);
+                *machine = changed;
+            }
+            Change::NotDone(error) => {
+                // The former ones are as good, and the VMM has the file open.
+                self.remove_disk_files([&name]);
+                return Err(error.into());
+            }
+            unknown @ Change::Unknown(..) => *machine = unknown.visible()?,
+        }
+        Ok(())
+    }
+
+    /// Makes the point the machine's head and the base of its disk.
     pub(super) fn move_head(
         &self,
         machine: &MachineFile,
         point: &Point,
         request: &CheckpointRequest,
-    ) -> Result<String, CheckpointError> {
+    ) -> Result<MovedHead, CheckpointError> {
         let dir = &self.shared.dir;
         let disk = &point.record().disks[0];
         let map = ImageMap::new(disk.chunks.iter().map(|chunk| ChunkId(chunk.0)).collect());
@@ -49,35 +123,51 @@ impl Run<'_> {
         let base_path = dir.disk().join(&base);
         replace_file(&base_path, &map.encode())?;
 
-        let mut machine = machine.clone();
-        let top = machine.disk.layers.pop().ok_or(CheckpointError::Ended)?;
-        machine.disk.base = base.clone();
-        machine.disk.layers = vec![top];
-        machine.disk.next += 1;
-        machine.head = Some(point.id().to_string());
-        machine.store = Some(request.store.clone());
-        if let Err(error) = dir.write(&machine) {
-            self.remove_disk_files([&base]);
-            return Err(error.into());
-        }
+        let sealed = sealed_layers(machine);
+        let change = dir.change(|machine| {
+            machine.disk.base = base.clone();
+            machine.disk.layers.retain(|layer| !sealed.contains(layer));
+            machine.disk.next += 1;
+            machine.head = Some(point.id().to_string());
+            machine.store = Some(request.store.clone());
+        });
+        let durable = match change {
+            Change::Done(_) => true,
+            unknown @ Change::Unknown(..) => {
+                unknown.visible()?;
+                false
+            }
+            Change::NotDone(error) => {
+                self.remove_disk_files([&base]);
+                return Err(error.into());
+            }
+        };
         Phase::HeadMoved.reached();
-        Ok(base)
+        Ok(MovedHead { base, durable })
     }
 
     /// Puts the VMM's disk onto its new base; `former` is the machine as it was before its head moved. The
     /// point is published and durable: this is housekeeping and may fail.
-    pub(super) fn rebase(&self, former: &MachineFile, base: &str) -> Result<(), CheckpointError> {
-        let base_path = self.shared.dir.disk().join(base);
+    pub(super) fn rebase(
+        &mut self,
+        former: &MachineFile,
+        head: &MovedHead,
+    ) -> Result<(), CheckpointError> {
+        let base_path = self.shared.dir.disk().join(&head.base);
         let map = File::open(&base_path).map_err(FileError::at("open", &base_path))?;
-        self.send(CaptureRequest::End, &[map.as_fd()])?;
-        match self.next()? {
-            CaptureEvent::Ended => {
-                let sealed = former.disk.layers.len().saturating_sub(1);
-                self.remove_disk_files(&former.disk.layers[..sealed]);
-                self.remove_disk_files([&former.disk.base]);
-            }
-            CaptureEvent::Failed { message, .. } => return Err(CheckpointError::Vmm(message)),
-            other => return Err(CheckpointError::Vmm(format!("unexpected {other:?}"))),
+        let told = self.send(CaptureRequest::Published, &[map.as_fd()]);
+        match told.and_then(|()| self.next()) {
+            // It ended meanwhile: nobody uses them.
+            Ok(CaptureEvent::Rebased) | Err(CheckpointError::Ended) => {}
+            Err(CheckpointError::Channel(ChannelError::Closed)) => {}
+            Ok(CaptureEvent::Failed { message, .. }) => return Err(CheckpointError::Vmm(message)),
+            Ok(other) => return Err(CheckpointError::Vmm(format!("unexpected {other:?}"))),
+            Err(error) => return Err(error),
+        }
+        // Otherwise a power failure may bring the former ones back into use.
+        if head.durable {
+            self.remove_disk_files(sealed_layers(former));
+            self.remove_disk_files([&former.disk.base]);
         }
         Phase::LayersDropped.reached();
         Ok(())
@@ -91,18 +181,33 @@ impl Run<'_> {
         }
     }
 
-    /// Takes a layer away that the VMM did not begin to use.
-    pub(super) fn drop_unused_layer(&self) -> Result<(), MachineDirError> {
-        let dir = &self.shared.dir;
-        let Some(mut machine) = dir.read()? else {
-            return Ok(());
-        };
-        if machine.disk.layers.len() > 1
-            && let Some(unused) = machine.disk.layers.pop()
+    /// Takes files away that the VMM did not begin to use.
+    pub(super) fn drop_unused_files(&mut self) {
+        if let Some(merged) = self.merged.take() {
+            self.remove_disk_files([&merged.name]);
+        }
+        if self.switched == Switched::No
+            && let Some(unused) = self.added_layer.take()
+            && let Err(error) = self.drop_unused_layer(&unused)
         {
-            dir.write(&machine)?;
-            self.remove_disk_files([&unused]);
+            tracing::warn!(%error, "an unused layer is kept");
+        }
+    }
+
+    fn drop_unused_layer(&self, unused: &String) -> Result<(), MachineDirError> {
+        let drop = |machine: &mut MachineFile| machine.disk.layers.retain(|layer| layer != unused);
+        match self.shared.dir.change(drop) {
+            Change::Done(_) => self.remove_disk_files([unused]),
+            unknown => {
+                unknown.visible()?;
+            }
         }
         Ok(())
     }
+}
+
+/// The layers below the top.
+fn sealed_layers(machine: &MachineFile) -> &[String] {
+    let layers = &machine.disk.layers;
+    &layers[..layers.len().saturating_sub(1)]
 }

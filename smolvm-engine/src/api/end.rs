@@ -1,0 +1,157 @@
+//! Ending machines: in order where they obey, by force where they do not.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use crate::api::EngineError;
+use crate::channel::control::{Control, ControlReply};
+use crate::machine::{MachineDir, RecordedState};
+use crate::name::MachineName;
+
+/// How long a supervisor may take to end a machine once the guest's time is over: it kills a VMM that does not obey.
+const FORCE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a supervisor that ends may say nothing before it is killed.
+const SILENCE: Duration = Duration::from_secs(5);
+/// How long killed processes may take to be gone.
+const KILL_PATIENCE: Duration = Duration::from_secs(30);
+/// How long another command that works on the machine is waited for before it loses its machine.
+const OPERATION_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How to stop a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StopOptions {
+    /// How long the guest may take to end by itself.
+    pub timeout: Duration,
+}
+
+impl StopOptions {
+    /// With this timeout.
+    pub fn with_timeout(timeout: Duration) -> Self {
+        Self { timeout }
+    }
+}
+
+impl Default for StopOptions {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What [`Engine::stop`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stopped {
+    /// It did not run.
+    pub was_stopped: bool,
+    /// The guest did not end by itself.
+    pub forced: bool,
+}
+
+impl Engine {
+    /// Stops a machine: in order if the guest obeys in time, else by force. A save that has its moment is waited for.
+    pub fn stop(&self, name: &MachineName, options: StopOptions) -> Result<Stopped, EngineError> {
+        let dir = self.dir(name);
+        self.read(name)?;
+        let _operation = self.lock_to_end(name, &dir)?;
+        self.read(name)?;
+        if !dir.is_running()? {
+            return Ok(Stopped {
+                was_stopped: true,
+                forced: false,
+            });
+        }
+        let forced = self.end(name, &dir, options.timeout)?;
+        Ok(Stopped {
+            was_stopped: false,
+            forced,
+        })
+    }
+
+    /// Ends a machine's processes at once, also while another call starts or stops it. Returns whether
+    /// there was anything to end.
+    pub fn force_off(&self, name: &MachineName) -> bool {
+        self.control(name, &Control::Stop { timeout_ms: 0 }).is_ok()
+    }
+
+    /// The lock of who starts, ends or deletes the machine. Another command that holds it and does not come to an end,
+    /// such as a start whose guest never answers, loses its machine.
+    pub(super) fn lock_to_end(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+    ) -> Result<File, EngineError> {
+        if let Some(lock) = dir.lock_operation_within(OPERATION_PATIENCE)? {
+            return Ok(lock);
+        }
+        self.end(name, dir, Duration::ZERO)?;
+        let lock = dir.lock_operation_within(OPERATION_PATIENCE)?;
+        lock.ok_or_else(|| EngineError::Refused {
+            name: name.clone(),
+            reason: "another command works on it and does not come to an end".to_owned(),
+            hint: None,
+        })
+    }
+
+    /// Ends a machine that runs, and its processes; returns whether the guest had to be forced.
+    pub(super) fn end(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+        timeout: Duration,
+    ) -> Result<bool, EngineError> {
+        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        let stop = Control::Stop { timeout_ms };
+        let reply = self.control_within(name, &stop, timeout.saturating_add(FORCE_PATIENCE));
+        let forced = match reply {
+            Ok((ControlReply::Stopped { forced }, _)) => forced,
+            Ok((ControlReply::Failed { message, hint }, _)) => {
+                return Err(EngineError::Refused {
+                    name: name.clone(),
+                    reason: message,
+                    hint,
+                });
+            }
+            Ok(_) => false,
+            // A supervisor that ends, was killed or is stopped: the lock tells when all is gone.
+            Err(_) => true,
+        };
+        self.wait_for_end(name, dir)?;
+        Ok(forced)
+    }
+
+    /// Waits until the processes of a machine that ends are gone. Those that say nothing are killed.
+    pub(super) fn wait_for_end(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+    ) -> Result<(), EngineError> {
+        let mut heard = Instant::now();
+        while !dir.wait_until_free(Duration::from_millis(200))? {
+            if self.live_status(name).is_some() {
+                heard = Instant::now();
+            }
+            if heard.elapsed() < SILENCE {
+                continue;
+            }
+            dir.kill_holders();
+            if !dir.wait_until_free(KILL_PATIENCE)? {
+                return Err(EngineError::Refused {
+                    name: name.clone(),
+                    reason: "its processes do not end, not even by force".to_owned(),
+                    hint: None,
+                });
+            }
+            // Nobody recorded it, and this end is none of the machine's own.
+            let change = dir.change(|machine| {
+                if matches!(machine.state, RecordedState::Running { .. }) {
+                    machine.state = RecordedState::Stopped;
+                }
+            });
+            change.visible()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,204 @@
+//! Where stores and checkpoints may be made: nowhere in what is ours already.
+
+use std::path::{Path, PathBuf};
+
+use super::error::{EngineError, free_name};
+use crate::file_error::FileError;
+use crate::home::Home;
+use crate::point::{CheckpointDir, PointError, SUFFIX};
+
+/// Directories of a store that are its own.
+const STORE_PARTS: [&str; 5] = ["packs", "points", "lineage", "pins", "staging"];
+
+pub(super) fn absolute(path: &Path) -> Result<PathBuf, EngineError> {
+    Ok(std::path::absolute(path).map_err(FileError::at("find", path))?)
+}
+
+/// Checks where points are to be stored; returns the absolute path.
+pub(super) fn check_store(store: &Path, home: &Home) -> Result<PathBuf, EngineError> {
+    let store = absolute(store)?;
+    let real = canonical(&store);
+    let refuse = |why: String| {
+        Err(EngineError::Invalid {
+            what: format!("{} cannot be a store: {why}", store.display()),
+            hint: Some("choose another directory with --store, or leave it out".to_owned()),
+        })
+    };
+    if real != canonical(&home.store())
+        && let Some(why) = in_home(&real, home)
+    {
+        return refuse(why);
+    }
+    // It may be the checkpoint itself.
+    if let Some(checkpoint) = CheckpointDir::around(&real.join("packs")) {
+        return refuse(format!("{} is a checkpoint", checkpoint.display()));
+    }
+    if let Some(other) = store_around(&real) {
+        return refuse(format!("it lies in the store {}", other.display()));
+    }
+    Ok(store)
+}
+
+/// Checks where a checkpoint is to be made; returns the absolute path.
+pub(super) fn check_output(
+    output: &Path,
+    store: &Path,
+    home: &Home,
+) -> Result<PathBuf, EngineError> {
+    let output = absolute(output)?;
+    let refuse = |why: String| {
+        let free = free_name(&output);
+        Err(EngineError::Invalid {
+            what: format!("cannot make a checkpoint at {}: {why}", output.display()),
+            hint: Some(format!(
+                "choose another place, for instance: -o {}",
+                free.display()
+            )),
+        })
+    };
+    let name = output.file_name().unwrap_or_default().to_string_lossy();
+    if !name.ends_with(SUFFIX) || name.len() == SUFFIX.len() {
+        return refuse(format!("its name must end with {SUFFIX}"));
+    }
+    let parent = output.parent().unwrap_or(Path::new("/"));
+    let Ok(parent) = parent.canonicalize() else {
+        return refuse(format!("{} does not exist", parent.display()));
+    };
+    let output = parent.join(output.file_name().unwrap_or_default());
+    if output.symlink_metadata().is_ok() {
+        return Err(PointError::Taken { path: output }.into());
+    }
+    if let Some(checkpoint) = CheckpointDir::around(&output) {
+        return refuse(format!("{} is a checkpoint", checkpoint.display()));
+    }
+    if let Some(why) = in_home(&output, home) {
+        return refuse(why);
+    }
+    let store = canonical(store);
+    let inside_store = STORE_PARTS
+        .iter()
+        .any(|part| output.starts_with(store.join(part)));
+    if inside_store {
+        return refuse(format!("it lies in the store {}", store.display()));
+    }
+    if let Some(other) = store_around(&output) {
+        return refuse(format!("it lies in the store {}", other.display()));
+    }
+    Ok(output)
+}
+
+/// Why a path must not be used that lies in the home.
+fn in_home(path: &Path, home: &Home) -> Option<String> {
+    let root = canonical(home.root());
+    path.starts_with(&root)
+        .then(|| format!("{} is the home of machines", root.display()))
+}
+
+/// The store in whose own directories a path lies, or would.
+fn store_around(path: &Path) -> Option<PathBuf> {
+    path.ancestors()
+        .skip(1)
+        .filter(|above| {
+            let inside = path.strip_prefix(above).ok();
+            let first = inside.and_then(|inside| inside.iter().next());
+            first.is_some_and(|first| STORE_PARTS.iter().any(|part| first == *part))
+        })
+        .find(|above| STORE_PARTS.iter().all(|part| above.join(part).is_dir()))
+        .map(Into::into)
+}
+
+/// The path without links, as far as it exists.
+fn canonical(path: &Path) -> PathBuf {
+    let existing = path.ancestors().find_map(|above| {
+        let real = above.canonicalize().ok()?;
+        Some(real.join(path.strip_prefix(above).ok()?))
+    });
+    existing.unwrap_or_else(|| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    struct Bed {
+        directory: tempfile::TempDir,
+        home: Home,
+    }
+
+    /// A home with a machine and the default store, a checkpoint, another store and a link.
+    fn bed() -> Bed {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        for part in STORE_PARTS {
+            fs::create_dir_all(at("store").join(part)).unwrap();
+            fs::create_dir_all(at("home/store").join(part)).unwrap();
+        }
+        for path in ["home/machines/a", "home/images", "old.checkpoint/packs"] {
+            fs::create_dir_all(at(path)).unwrap();
+        }
+        fs::write(at("old.checkpoint/point.record"), b"").unwrap();
+        symlink(at("home/machines"), at("link")).unwrap();
+        let home = Home::at(at("home"));
+        Bed { directory, home }
+    }
+
+    #[test]
+    fn places_for_checkpoints_are_checked() {
+        let bed = bed();
+        let at = |name: &str| bed.directory.path().join(name);
+        let check = |name: &str| check_output(&at(name), &at("store"), &bed.home);
+        check("new.checkpoint").unwrap();
+        check("store/beside.checkpoint").unwrap();
+        for bad in [
+            "new",
+            ".checkpoint",
+            "old.checkpoint",
+            "old.checkpoint/in.checkpoint",
+            "old.checkpoint/packs/in.checkpoint",
+            "store/packs/in.checkpoint",
+            "missing/new.checkpoint",
+            "home/machines/a/in.checkpoint",
+            "home/images/in.checkpoint",
+            "home/in.checkpoint",
+            "link/in.checkpoint",
+        ] {
+            assert!(check(bad).is_err(), "{bad}");
+        }
+        let elsewhere = check_output(&at("store/pins/in.checkpoint"), &at("other"), &bed.home);
+        assert!(elsewhere.is_err());
+        let error = check("old.checkpoint").unwrap_err();
+        assert!(
+            error.hint().unwrap().ends_with("old-2.checkpoint"),
+            "{:?}",
+            error.hint()
+        );
+    }
+
+    #[test]
+    fn places_for_stores_are_checked() {
+        let bed = bed();
+        let at = |name: &str| bed.directory.path().join(name);
+        for good in ["store", "new", "store/new", "deep/new", "home/store"] {
+            check_store(&at(good), &bed.home).unwrap();
+        }
+        for bad in [
+            "home",
+            "home/machines",
+            "home/machines/a",
+            "home/images",
+            "home/new",
+            "old.checkpoint",
+            "old.checkpoint/new",
+            "old.checkpoint/packs",
+            "store/packs",
+            "store/packs/new",
+            "home/store/points",
+            "link",
+        ] {
+            assert!(check_store(&at(bad), &bed.home).is_err(), "{bad}");
+        }
+    }
+}
