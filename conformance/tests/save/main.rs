@@ -7,6 +7,7 @@
 mod bed;
 mod disk;
 mod each_write;
+mod ended;
 mod full_disk;
 mod history;
 mod independent;
