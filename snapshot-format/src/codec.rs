@@ -1,10 +1,13 @@
 //! A record's body: which number each field of [`PointRecord`] has. `docs/format.md` has the same tables.
 
 use crate::StateRecord;
-use crate::chunk_map::{ChunkMap, MapError};
+use crate::chunk::ChunkRef;
 use crate::fields::{FieldError, FieldReader, FieldWriter};
+use crate::host::{AgentVersion, Arch, BackendKind, CpuProfile, GuestOs, MachineModel};
 use crate::id::CheckpointId;
+use crate::map::MapRoot;
 use crate::point::DecodeError;
+use crate::process::{GuestProcess, ProcessList};
 use crate::record::{
     Blob, BootBlobs, DiskMap, HostContract, InFlightNote, MachineSpec, MemoryRegion, PointRecord,
 };
@@ -27,9 +30,10 @@ mod number {
     pub(super) const INITRAMFS: u16 = 11;
     pub(super) const COMMAND_LINE: u16 = 12;
     pub(super) const STATE: u16 = 13;
-    pub(super) const AGENT_PROTOCOL: u16 = 14;
+    pub(super) const AGENT: u16 = 14;
     pub(super) const DATA_BYTES: u16 = 15;
     pub(super) const IN_FLIGHT: u16 = 16;
+    pub(super) const PROCESSES: u16 = 17;
 }
 
 /// Adds the body of `record` to `writer`: every field, in rising order of numbers.
@@ -49,13 +53,13 @@ pub(crate) fn encode(record: &PointRecord, writer: &mut FieldWriter) {
     for region in &record.memory {
         writer.nested(n::MEMORY, |w| {
             w.u64(1, region.start_gpa).u64(2, region.size_bytes);
-            w.append(3, |out| region.chunks.encode_into(out));
+            encode_map(3, &region.map, w);
         });
     }
     for disk in &record.disks {
         writer.nested(n::DISK, |w| {
             w.text(1, &disk.name).u64(2, disk.size_bytes);
-            w.append(3, |out| disk.chunks.encode_into(out));
+            encode_map(3, &disk.map, w);
         });
     }
     let BootBlobs {
@@ -66,7 +70,7 @@ pub(crate) fn encode(record: &PointRecord, writer: &mut FieldWriter) {
     for (number, blob) in [(n::KERNEL, kernel), (n::INITRAMFS, initramfs)] {
         writer.nested(number, |w| {
             w.u64(1, blob.size_bytes);
-            w.append(2, |out| blob.chunks.encode_into(out));
+            encode_map(2, &blob.map, w);
         });
     }
     writer.text(n::COMMAND_LINE, command_line);
@@ -74,25 +78,48 @@ pub(crate) fn encode(record: &PointRecord, writer: &mut FieldWriter) {
         writer.nested(n::STATE, |w| state.encode_into(w));
     }
     writer
-        .u32(n::AGENT_PROTOCOL, record.agent_protocol)
+        .u32(n::AGENT, record.agent.0)
         .u64(n::DATA_BYTES, record.data_bytes);
     for note in &record.in_flight {
         writer.nested(n::IN_FLIGHT, |w| {
             w.text(1, &note.unit).text(2, &note.note);
         });
     }
+    if let Some(list) = &record.processes {
+        writer.nested(n::PROCESSES, |w| encode_processes(list, w));
+    }
+}
+
+/// A map without data has no bytes.
+fn encode_map(number: u16, map: &MapRoot, writer: &mut FieldWriter) {
+    writer.nested(number, |w| {
+        if !map.is_zeros() {
+            w.u32(1, map.level().into()).bytes(2, &map.node().0);
+        }
+    });
+}
+
+fn encode_processes(list: &ProcessList, writer: &mut FieldWriter) {
+    for process in &list.processes {
+        writer.nested(1, |w| {
+            w.u32(1, process.pid)
+                .u32(2, process.parent_pid)
+                .text(3, &process.command);
+        });
+    }
+    writer.u64(2, list.unlisted);
 }
 
 fn encode_host(host: &HostContract, writer: &mut FieldWriter) {
     writer
-        .text(1, &host.guest_os)
-        .text(2, &host.architecture)
-        .text(3, &host.backend)
+        .u32(1, host.guest_os.number())
+        .u32(2, host.arch.number())
+        .u32(3, host.backend.number())
         .text(4, &host.cpu_vendor)
-        .text(5, &host.cpu_profile)
+        .u32(5, host.cpu_profile.number())
         .u64(6, host.tsc_khz)
         .u64(7, host.page_size_bytes)
-        .u32(8, host.machine_model);
+        .u32(8, host.machine_model.0);
 }
 
 fn encode_spec(spec: &MachineSpec, writer: &mut FieldWriter) {
@@ -131,6 +158,7 @@ pub(crate) fn decode(body: &[u8]) -> Result<PointRecord, DecodeError> {
             .collect::<Result<_, _>>()
             .map_err(in_part("state record"))?,
         in_flight: decode_notes(&fields).map_err(in_part("note about a request in flight"))?,
+        processes: decode_processes(&fields).map_err(in_part("list of processes"))?,
         ..PointRecord::default()
     };
     decode_plain(&fields, &mut record).map_err(in_part("point"))?;
@@ -149,23 +177,22 @@ fn decode_plain(fields: &FieldReader<'_>, record: &mut PointRecord) -> Result<()
     if fields.get(n::PARENT).is_some() {
         record.parent = Some(CheckpointId(fields.array(n::PARENT)?));
     }
-    record.agent_protocol = fields.u32(n::AGENT_PROTOCOL)?;
+    record.agent = AgentVersion(fields.u32(n::AGENT)?);
     record.data_bytes = fields.u64(n::DATA_BYTES)?;
     Ok(())
 }
 
 fn decode_host(bytes: &[u8]) -> Result<HostContract, FieldError> {
     let fields = FieldReader::parse(bytes)?;
-    let text = |number| fields.text(number, ANY).map(str::to_owned);
     Ok(HostContract {
-        guest_os: text(1)?,
-        architecture: text(2)?,
-        backend: text(3)?,
-        cpu_vendor: text(4)?,
-        cpu_profile: text(5)?,
+        guest_os: GuestOs::from_number(fields.u32(1)?),
+        arch: Arch::from_number(fields.u32(2)?),
+        backend: BackendKind::from_number(fields.u32(3)?),
+        cpu_vendor: fields.text(4, ANY)?.to_owned(),
+        cpu_profile: CpuProfile::from_number(fields.u32(5)?),
         tsc_khz: fields.u64(6)?,
         page_size_bytes: fields.u64(7)?,
-        machine_model: fields.u32(8)?,
+        machine_model: MachineModel(fields.u32(8)?),
     })
 }
 
@@ -205,7 +232,7 @@ fn decode_memory(fields: &FieldReader<'_>) -> Result<Vec<MemoryRegion>, DecodeEr
         Ok(MemoryRegion {
             start_gpa: fields.u64(1).map_err(in_part(PART))?,
             size_bytes: fields.u64(2).map_err(in_part(PART))?,
-            chunks: decode_map(PART, 3, &fields)?,
+            map: decode_map(3, &fields).map_err(in_part(PART))?,
         })
     };
     fields.all(number::MEMORY).map(region).collect()
@@ -218,7 +245,7 @@ fn decode_disks(fields: &FieldReader<'_>) -> Result<Vec<DiskMap>, DecodeError> {
         Ok(DiskMap {
             name: fields.text(1, ANY).map_err(in_part(PART))?.to_owned(),
             size_bytes: fields.u64(2).map_err(in_part(PART))?,
-            chunks: decode_map(PART, 3, &fields)?,
+            map: decode_map(3, &fields).map_err(in_part(PART))?,
         })
     };
     fields.all(number::DISK).map(disk).collect()
@@ -244,7 +271,7 @@ fn decode_blob(
     let fields = FieldReader::parse(bytes).map_err(in_part(part))?;
     Ok(Blob {
         size_bytes: fields.u64(1).map_err(in_part(part))?,
-        chunks: decode_map(part, 2, &fields)?,
+        map: decode_map(2, &fields).map_err(in_part(part))?,
     })
 }
 
@@ -259,13 +286,44 @@ fn decode_notes(fields: &FieldReader<'_>) -> Result<Vec<InFlightNote>, FieldErro
     fields.all(number::IN_FLIGHT).map(note).collect()
 }
 
-fn decode_map(
-    part: &'static str,
-    number: u16,
-    fields: &FieldReader<'_>,
-) -> Result<ChunkMap, DecodeError> {
-    let map = ChunkMap::decode(fields.get(number).unwrap_or_default());
-    map.map_err(|source: MapError| DecodeError::Map { part, source })
+fn decode_processes(fields: &FieldReader<'_>) -> Result<Option<ProcessList>, FieldError> {
+    let Some(bytes) = fields.get(number::PROCESSES) else {
+        return Ok(None);
+    };
+    let fields = FieldReader::parse(bytes)?;
+    let process = |bytes| {
+        let fields = FieldReader::parse(bytes)?;
+        Ok(GuestProcess {
+            pid: fields.u32(1)?,
+            parent_pid: fields.u32(2)?,
+            command: fields.text(3, ANY)?.to_owned(),
+        })
+    };
+    Ok(Some(ProcessList {
+        processes: fields.all(1).map(process).collect::<Result<_, _>>()?,
+        unlisted: fields.u64(2)?,
+    }))
+}
+
+/// A map's topmost node. Each map has one encoding: one of zeros is no message at all, and names no level.
+fn decode_map(number: u16, fields: &FieldReader<'_>) -> Result<MapRoot, FieldError> {
+    let fields = FieldReader::parse(fields.get(number).unwrap_or_default())?;
+    let level = fields.u8(1)?;
+    let invalid = FieldError::Invalid {
+        number: 1,
+        value: level.into(),
+    };
+    if fields.get(2).is_none() {
+        return match level {
+            0 => Ok(MapRoot::ZEROS),
+            _ => Err(FieldError::Missing { number: 2 }),
+        };
+    }
+    let node = ChunkRef(fields.array(2)?);
+    if node.is_zero() {
+        return Err(FieldError::Missing { number: 2 });
+    }
+    MapRoot::new(level, node).ok_or(invalid)
 }
 
 fn in_part(part: &'static str) -> impl Fn(FieldError) -> DecodeError {

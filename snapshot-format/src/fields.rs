@@ -120,23 +120,15 @@ impl FieldWriter {
 
     /// Adds a nested message.
     pub fn nested(&mut self, number: u16, build: impl FnOnce(&mut FieldWriter)) -> &mut Self {
-        self.append(number, |out| {
-            // The message is built in place: a copy of a large map would double the memory needed.
-            let mut inner = FieldWriter {
-                bytes: std::mem::take(out),
-            };
-            build(&mut inner);
-            *out = inner.bytes;
-        })
-    }
-
-    /// Adds a field whose bytes `build` appends to the message. `build` may only append; as with
-    /// [`bytes`](Self::bytes), less than 4 GiB.
-    pub(crate) fn append(&mut self, number: u16, build: impl FnOnce(&mut Vec<u8>)) -> &mut Self {
         self.bytes.extend_from_slice(&number.to_le_bytes());
         self.bytes.extend_from_slice(&[0; 4]);
         let start = self.bytes.len();
-        build(&mut self.bytes);
+        // The message is built in place: its bytes are not copied.
+        let mut inner = FieldWriter {
+            bytes: std::mem::take(&mut self.bytes),
+        };
+        build(&mut inner);
+        self.bytes = inner.bytes;
         let length = self.bytes.len() - start;
         let length = u32::try_from(length).expect("a field is shorter than 4 GiB");
         self.bytes[start - 4..start].copy_from_slice(&length.to_le_bytes());

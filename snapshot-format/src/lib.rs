@@ -2,14 +2,15 @@
 //!
 //! # Model
 //!
-//! * A [`PointRecord`] is everything about a saved moment except the bytes of its chunks: memory and disks are
-//!   [`ChunkMap`]s of [`ChunkRef`]s, one for each 64 KiB. Where chunks lie is none of its business.
+//! * A [`PointRecord`] is everything about a saved moment except the bytes of its chunks. It names a map of [`ChunkRef`]s,
+//!   one for each 64 KiB, for each memory region and disk by a [`MapRoot`]; maps consist of chunks themselves, see [`map`].
+//!   Where chunks lie is none of its business.
 //! * [`PointRecord::encode`] is deterministic: equal records have equal bytes. A [`CheckpointId`] is the BLAKE3 digest of
 //!   those bytes and nothing else, so `b3sum point.record` prints it.
 //! * A stored record may have fields that this version does not know. They are skipped, and its id stays that of the
 //!   stored bytes: a [`Point`] is a record with the id it was stored under.
 //! * A [`Lineage`] is a point and its ancestors, and finds the one that `~2` or the beginning of an id names.
-//! * [`verify()`] lists everything that is wrong with a record.
+//! * [`verify()`] and [`verify_chunks`] list everything that is wrong with a record and with its maps.
 //! * [`StateRecord`] is one unit's saved state (a device, a vCPU, a clock); its bytes are numbered [`fields`], the codec
 //!   of all saved state.
 //!
@@ -27,7 +28,7 @@
 //! # Example
 //!
 //! ```
-//! use snapshot_format::{ChunkMap, ChunkRef, MemoryRegion, Point, PointRecord, StateRecord, WallTime};
+//! use snapshot_format::{ChunkRef, MapNodes, MemoryRegion, Point, PointRecord, StateRecord, WallTime};
 //! use snapshot_format::fields::{FieldReader, FieldWriter};
 //!
 //! // A unit's state: numbered fields, absent ones read as zero.
@@ -35,14 +36,14 @@
 //! writer.u64(1, 42).bytes(2, b"hello");
 //! let serial = StateRecord::new("serial0", "uart16550", 1, writer.finish());
 //!
-//! // 1 MiB of memory, of which one chunk holds data.
-//! let mut chunks = ChunkMap::new();
-//! chunks.push(ChunkRef(*blake3::hash(b"what the chunk holds").as_bytes()));
-//! chunks.push_zeros(15);
+//! // 1 GiB of memory, of which two chunks hold data. The nodes of its map are chunks, to be stored beside these.
+//! let chunk = ChunkRef::of_bytes(b"what the chunk holds");
+//! let mut nodes = MapNodes::new();
+//! let map = nodes.build([(0, chunk), (4_711, chunk)])?;
 //! let record = PointRecord {
 //!     machine: "worker".into(),
 //!     taken: WallTime::now(),
-//!     memory: vec![MemoryRegion { start_gpa: 0, size_bytes: 1 << 20, chunks }],
+//!     memory: vec![MemoryRegion { start_gpa: 0, size_bytes: 1 << 30, map }],
 //!     states: vec![serial],
 //!     ..PointRecord::default()
 //! };
@@ -50,20 +51,23 @@
 //!
 //! let again = Point::decode(&bytes)?;
 //! assert_eq!(again.id(), point.id());
-//! assert_eq!(again.record().all_chunks().count(), 1);
+//! assert_eq!(nodes.chunks(&again.record().memory[0].map)?, [(0, chunk), (4_711, chunk)]);
 //! let state = again.record().state("serial0").unwrap();
 //! assert_eq!(FieldReader::parse(&state.bytes)?.u64(1)?, 42);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod chunk_map;
+mod chunk;
 mod codec;
 pub mod fields;
+mod host;
 mod id;
 pub mod limits;
 mod lineage;
 mod lineage_entry;
+pub mod map;
 mod point;
+mod process;
 mod record;
 mod state_record;
 #[cfg(any(test, feature = "testing"))]
@@ -71,17 +75,24 @@ pub mod testing;
 mod time;
 pub mod verify;
 
-pub use chunk_map::{CHUNK_BYTES, ChunkMap, ChunkRef, MapError, chunks_in};
+pub use chunk::{CHUNK_BYTES, ChunkRef, chunks_in};
 pub use fields::FieldError;
+pub use host::{
+    AgentVersion, Arch, BackendKind, CpuProfile, GuestOs, MachineModel, UnknownName, UnknownNumber,
+};
 pub use id::{CheckpointId, IdPrefix, InvalidId, MIN_PREFIX_DIGITS, SHORT_ID_DIGITS};
 pub use limits::LimitError;
 pub use lineage::{Lineage, LineageError, ResolveError};
 pub use lineage_entry::{LineError, LineageEntry, MAX_LINE_BYTES};
+pub use map::{MapNodes, MapReader, MapRoot, NodeSource};
 pub use point::{DecodeError, FORMAT_VERSION, MAGIC, Point, ReadError, WriteError};
+pub use process::{GuestProcess, ProcessList};
 pub use record::{
-    Blob, BootBlobs, DiskMap, HostContract, InFlightNote, MachineSpec, MemoryRegion, Part,
+    Blob, BootBlobs, DiskMap, HostContract, InFlightNote, MachineSpec, MemoryRegion, Part, PartMap,
     PointRecord,
 };
 pub use state_record::StateRecord;
 pub use time::WallTime;
-pub use verify::{ChunkLookup, Finding, Level, Problem, verify, verify_bytes, verify_states};
+pub use verify::{
+    ChunkLookup, Finding, Level, Problem, verify, verify_bytes, verify_chunks, verify_states,
+};

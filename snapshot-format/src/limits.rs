@@ -2,20 +2,19 @@
 
 use thiserror::Error;
 
-use crate::chunk_map::{CHUNK_BYTES, ChunkMap};
-use crate::record::PointRecord;
+use crate::chunk::chunks_in;
+use crate::map::MapRoot;
+use crate::record::{MachineSpec, Part, PointRecord};
 use crate::time::WallTime;
 
-/// Longest record in bytes. Enough for 1 TiB of memory of which nothing repeats, and as much of disks.
-pub const MAX_RECORD_BYTES: u64 = (1 << 30) + (64 << 20);
+/// Longest record in bytes: more than all its parts at their limits.
+pub const MAX_RECORD_BYTES: u64 = 72 << 20;
 /// Most guest memory in bytes: 1 TiB.
 pub const MAX_MEMORY_BYTES: u64 = 1 << 40;
 /// Largest disk in bytes: 8 TiB.
 pub const MAX_DISK_BYTES: u64 = 8 << 40;
 /// Largest kernel or initramfs in bytes: 4 GiB.
 pub const MAX_BLOB_BYTES: u64 = 4 << 30;
-/// Most chunks in one map: those of the largest disk.
-pub const MAX_MAP_CHUNKS: u64 = MAX_DISK_BYTES / CHUNK_BYTES;
 /// Most vCPUs.
 pub const MAX_VCPUS: u32 = 16;
 /// Most disks.
@@ -28,16 +27,26 @@ pub const MAX_STATE_RECORDS: usize = 1024;
 pub const MAX_STATE_TOTAL_BYTES: usize = 64 << 20;
 /// Most environment variables.
 pub const MAX_ENVIRONMENT: usize = 4096;
+/// Most bytes in the names and values of environment variables together.
+pub const MAX_ENVIRONMENT_BYTES: usize = 1 << 20;
 /// Most labels.
 pub const MAX_LABELS: usize = 1024;
+/// Most bytes in the names and values of labels together.
+pub const MAX_LABELS_BYTES: usize = 256 << 10;
 /// Most notes about requests in flight.
 pub const MAX_IN_FLIGHT: usize = 4096;
 /// Longest machine name in bytes.
 pub const MAX_MACHINE_NAME_BYTES: usize = 63;
-/// Longest name of a disk, architecture, backend, vendor, profile, image or kernel in bytes.
+/// Longest name of a disk, CPU vendor, image or kernel in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
 /// Longest message of a checkpoint in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 4096;
+/// Longest note about a request in flight in bytes.
+pub const MAX_NOTE_BYTES: usize = 255;
+/// Most processes in the list of what ran in the guest.
+pub const MAX_PROCESSES: usize = 4096;
+/// Longest command line of such a process in bytes; longer ones are cut.
+pub const MAX_COMMAND_BYTES: usize = 256;
 /// Longest command line, path, label or other text in bytes.
 pub const MAX_TEXT_BYTES: usize = 64 << 10;
 /// Longest value of an environment variable in bytes: the most that Linux passes to a program.
@@ -63,6 +72,16 @@ pub enum LimitError {
         /// Its first guest physical address.
         start_gpa: u64,
         /// Its size in bytes.
+        size_bytes: u64,
+    },
+    /// A map that names chunks beyond the end of its part.
+    #[error("the chunk map of {part} is of level {level}, more than its {size_bytes} bytes take")]
+    MapLevel {
+        /// Which part.
+        part: Part,
+        /// The level of its topmost node.
+        level: u8,
+        /// The part's size in bytes.
         size_bytes: u64,
     },
     /// Nanoseconds of a second, or a year after 9999.
@@ -99,34 +118,34 @@ pub(crate) fn check(record: &PointRecord) -> Result<(), LimitError> {
             nanos: taken.nanos,
         });
     }
-    check_host(record)?;
-    check_spec(record)?;
+    at_most(
+        "the length of the CPU vendor in bytes",
+        record.host.cpu_vendor.len(),
+        MAX_NAME_BYTES,
+    )?;
+    check_spec(&record.spec)?;
     check_memory(record)?;
     check_disks(record)?;
     check_boot(record)?;
-    check_states(record)
-}
-
-fn check_host(record: &PointRecord) -> Result<(), LimitError> {
-    let host = &record.host;
-    for text in [
-        &host.guest_os,
-        &host.architecture,
-        &host.backend,
-        &host.cpu_vendor,
-        &host.cpu_profile,
-    ] {
-        at_most(
-            "the length of a name in the host contract in bytes",
-            text.len(),
-            MAX_NAME_BYTES,
-        )?;
+    for found in record.parts() {
+        check_map(found.part, found.size_bytes, &found.map)?;
     }
-    Ok(())
+    check_states(record)?;
+    check_notes(record)?;
+    check_processes(record)
 }
 
-fn check_spec(record: &PointRecord) -> Result<(), LimitError> {
-    let spec = &record.spec;
+impl MachineSpec {
+    /// Checks the limits of a spec, so that a machine that is made can be saved.
+    ///
+    /// # Errors
+    /// The first limit that is exceeded.
+    pub fn check(&self) -> Result<(), LimitError> {
+        check_spec(self)
+    }
+}
+
+fn check_spec(spec: &MachineSpec) -> Result<(), LimitError> {
     at_most("the number of vCPUs", spec.vcpus, MAX_VCPUS)?;
     at_most(
         "the memory of the machine in bytes",
@@ -168,7 +187,23 @@ fn check_spec(record: &PointRecord) -> Result<(), LimitError> {
             MAX_VALUE_BYTES,
         )?;
     }
-    Ok(())
+    at_most(
+        "the length of all environment variables in bytes",
+        total_bytes(&spec.environment),
+        MAX_ENVIRONMENT_BYTES,
+    )?;
+    at_most(
+        "the length of all labels in bytes",
+        total_bytes(&spec.labels),
+        MAX_LABELS_BYTES,
+    )
+}
+
+fn total_bytes(pairs: &[(String, String)]) -> usize {
+    pairs
+        .iter()
+        .map(|(key, value)| key.len() + value.len())
+        .sum()
 }
 
 fn check_memory(record: &PointRecord) -> Result<(), LimitError> {
@@ -192,7 +227,6 @@ fn check_memory(record: &PointRecord) -> Result<(), LimitError> {
             total,
             MAX_MEMORY_BYTES,
         )?;
-        check_map(&region.chunks)?;
     }
     Ok(())
 }
@@ -210,7 +244,6 @@ fn check_disks(record: &PointRecord) -> Result<(), LimitError> {
             disk.size_bytes,
             MAX_DISK_BYTES,
         )?;
-        check_map(&disk.chunks)?;
     }
     Ok(())
 }
@@ -228,7 +261,6 @@ fn check_boot(record: &PointRecord) -> Result<(), LimitError> {
             blob.size_bytes,
             MAX_BLOB_BYTES,
         )?;
-        check_map(&blob.chunks)?;
     }
     Ok(())
 }
@@ -259,7 +291,10 @@ fn check_states(record: &PointRecord) -> Result<(), LimitError> {
         "the size of all state records in bytes",
         total,
         MAX_STATE_TOTAL_BYTES,
-    )?;
+    )
+}
+
+fn check_notes(record: &PointRecord) -> Result<(), LimitError> {
     at_most(
         "the number of requests in flight",
         record.in_flight.len(),
@@ -274,14 +309,38 @@ fn check_states(record: &PointRecord) -> Result<(), LimitError> {
         at_most(
             "the length of a note in bytes",
             note.note.len(),
-            MAX_MESSAGE_BYTES,
+            MAX_NOTE_BYTES,
         )?;
     }
     Ok(())
 }
 
-fn check_map(map: &ChunkMap) -> Result<(), LimitError> {
-    at_most("the number of chunks in a map", map.len(), MAX_MAP_CHUNKS)
+fn check_processes(record: &PointRecord) -> Result<(), LimitError> {
+    let processes = record.processes.iter().flat_map(|list| &list.processes);
+    at_most(
+        "the number of processes",
+        processes.clone().count(),
+        MAX_PROCESSES,
+    )?;
+    for process in processes {
+        at_most(
+            "the length of a process's command in bytes",
+            process.command.len(),
+            MAX_COMMAND_BYTES,
+        )?;
+    }
+    Ok(())
+}
+
+fn check_map(part: Part, size_bytes: u64, map: &MapRoot) -> Result<(), LimitError> {
+    if map.fits(chunks_in(size_bytes)) {
+        return Ok(());
+    }
+    Err(LimitError::MapLevel {
+        part,
+        level: map.level(),
+        size_bytes,
+    })
 }
 
 /// `value` against `limit`, both in whatever integers they come.

@@ -4,7 +4,6 @@ use std::io::{self, Read, Write};
 
 use thiserror::Error;
 
-use crate::chunk_map::MapError;
 use crate::codec;
 use crate::fields::{FieldError, FieldWriter};
 use crate::id::CheckpointId;
@@ -69,14 +68,6 @@ pub enum DecodeError {
         /// How.
         source: FieldError,
     },
-    /// A chunk map is malformed.
-    #[error("point record has a malformed chunk map of the {part}")]
-    Map {
-        /// Of what.
-        part: &'static str,
-        /// How.
-        source: MapError,
-    },
     /// A value beyond its limit.
     #[error("point record exceeds a limit")]
     Limit(#[from] LimitError),
@@ -113,8 +104,6 @@ impl PointRecord {
     /// Something exceeds a limit of [`limits`](crate::limits).
     pub fn encode(&self) -> Result<Vec<u8>, LimitError> {
         limits::check(self)?;
-        let maps: u64 = self.maps().map(|(_, _, map)| map.encoded_len()).sum();
-        check_length(maps)?;
         let mut writer = FieldWriter::after(header(0).to_vec());
         codec::encode(self, &mut writer);
         let mut bytes = writer.finish();

@@ -1,8 +1,10 @@
 //! What a point holds, as data.
 
 use crate::StateRecord;
-use crate::chunk_map::{ChunkMap, ChunkRef, chunks_in};
+use crate::host::{AgentVersion, Arch, BackendKind, CpuProfile, GuestOs, MachineModel};
 use crate::id::CheckpointId;
+use crate::map::MapRoot;
+use crate::process::ProcessList;
 use crate::time::WallTime;
 
 /// A saved moment of a machine: memory, disks, device and vCPU state, and what is needed to run them again.
@@ -32,32 +34,34 @@ pub struct PointRecord {
     /// State of vCPUs and devices, in the order in which it was saved.
     pub states: Vec<StateRecord>,
     /// Version of the protocol that the guest's agent speaks.
-    pub agent_protocol: u32,
+    pub agent: AgentVersion,
     /// Bytes of memory and disks that are not zero, before compression.
     pub data_bytes: u64,
     /// Requests that were in flight at the pause.
     pub in_flight: Vec<InFlightNote>,
+    /// What ran in the guest; nothing where its agent did not say.
+    pub processes: Option<ProcessList>,
 }
 
 /// What a host must offer to run a point, and what it was saved on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostContract {
-    /// Operating system of the guest: `linux`.
-    pub guest_os: String,
-    /// Architecture of the guest, as Rust names it: `x86_64`, `aarch64`.
-    pub architecture: String,
-    /// Backend that ran the machine: `kvm`, `soft`, `hvf`.
-    pub backend: String,
+    /// Operating system of the guest.
+    pub guest_os: GuestOs,
+    /// Architecture of the guest.
+    pub arch: Arch,
+    /// Backend that ran the machine.
+    pub backend: BackendKind,
     /// Vendor string that the guest's CPUID gives: `AuthenticAMD`.
     pub cpu_vendor: String,
-    /// CPU profile: `v1`, `v2`, `v3`, or `host`, which promises nothing on other hosts.
-    pub cpu_profile: String,
+    /// CPU profile.
+    pub cpu_profile: CpuProfile,
     /// Rate of the guest's time stamp counter in kHz; 0 where there is none.
     pub tsc_khz: u64,
     /// Page size of the host in bytes.
     pub page_size_bytes: u64,
     /// Version of the machine model.
-    pub machine_model: u32,
+    pub machine_model: MachineModel,
 }
 
 /// What a machine was made of, so that a restored one keeps it.
@@ -89,7 +93,7 @@ pub struct MemoryRegion {
     /// Its size in bytes.
     pub size_bytes: u64,
     /// Its chunks, one for each 64 KiB.
-    pub chunks: ChunkMap,
+    pub map: MapRoot,
 }
 
 /// The whole content of one disk.
@@ -100,7 +104,7 @@ pub struct DiskMap {
     /// Its size in bytes.
     pub size_bytes: u64,
     /// Its chunks, one for each 64 KiB.
-    pub chunks: ChunkMap,
+    pub map: MapRoot,
 }
 
 /// Kernel, initramfs and command line of a cold start.
@@ -120,7 +124,7 @@ pub struct Blob {
     /// Its size in bytes.
     pub size_bytes: u64,
     /// Its chunks, one for each 64 KiB; the last may be shorter.
-    pub chunks: ChunkMap,
+    pub map: MapRoot,
 }
 
 /// Something that a device had begun and not finished at the pause: a restored copy begins it again.
@@ -133,12 +137,6 @@ pub struct InFlightNote {
 }
 
 impl PointRecord {
-    /// Every chunk the point needs that is not zero: memory, disks, kernel, initramfs. In that order, repeats included.
-    pub fn all_chunks(&self) -> impl Iterator<Item = ChunkRef> + '_ {
-        self.maps()
-            .flat_map(|(_, _, map)| map.data().iter().copied())
-    }
-
     /// The state of `unit`.
     #[must_use]
     pub fn state(&self, unit: &str) -> Option<&StateRecord> {
@@ -151,26 +149,43 @@ impl PointRecord {
         self.disks.iter().find(|disk| disk.name == name)
     }
 
-    /// Every map with the part it describes and that part's size in bytes.
-    pub fn maps(&self) -> impl Iterator<Item = (Part, u64, &ChunkMap)> {
-        let memory = self
-            .memory
-            .iter()
-            .enumerate()
-            .map(|(index, region)| (Part::Memory { index }, region.size_bytes, &region.chunks));
-        let disks = self
-            .disks
-            .iter()
-            .enumerate()
-            .map(|(index, disk)| (Part::Disk { index }, disk.size_bytes, &disk.chunks));
+    /// Everything that consists of chunks: memory, disks, kernel, initramfs, in that order.
+    pub fn parts(&self) -> impl Iterator<Item = PartMap> + '_ {
+        let memory = self.memory.iter().enumerate().map(|(index, region)| {
+            let part = Part::Memory { index };
+            PartMap::new(part, region.size_bytes, region.map)
+        });
+        let disks = self.disks.iter().enumerate().map(|(index, disk)| {
+            let part = Part::Disk { index };
+            PartMap::new(part, disk.size_bytes, disk.map)
+        });
         let BootBlobs {
             kernel, initramfs, ..
         } = &self.boot;
-        let blobs = [(Part::Kernel, kernel), (Part::Initramfs, initramfs)];
-        let blobs = blobs
-            .into_iter()
-            .map(|(part, blob)| (part, blob.size_bytes, &blob.chunks));
+        let blobs = [(Part::Kernel, kernel), (Part::Initramfs, initramfs)]
+            .map(|(part, blob)| PartMap::new(part, blob.size_bytes, blob.map));
         memory.chain(disks).chain(blobs)
+    }
+}
+
+/// A part of a point, its size and its map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartMap {
+    /// Which part.
+    pub part: Part,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Its chunks.
+    pub map: MapRoot,
+}
+
+impl PartMap {
+    fn new(part: Part, size_bytes: u64, map: MapRoot) -> Self {
+        Self {
+            part,
+            size_bytes,
+            map,
+        }
     }
 }
 
@@ -207,13 +222,7 @@ impl std::fmt::Display for Part {
 impl Blob {
     /// A blob of `size_bytes` in these chunks.
     #[must_use]
-    pub fn new(size_bytes: u64, chunks: ChunkMap) -> Self {
-        Self { size_bytes, chunks }
-    }
-
-    /// Whether the map has a chunk for each 64 KiB.
-    #[must_use]
-    pub fn is_complete(&self) -> bool {
-        self.chunks.len() == chunks_in(self.size_bytes)
+    pub fn new(size_bytes: u64, map: MapRoot) -> Self {
+        Self { size_bytes, map }
     }
 }

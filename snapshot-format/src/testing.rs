@@ -2,12 +2,14 @@
 //!
 //! Any input must be refused or decode to a value that has one encoding; anything else is a panic, which is the finding.
 
-use crate::chunk_map::ChunkMap;
 use crate::fields::{FieldReader, FieldWriter, MAX_FIELDS};
 use crate::lineage::{Lineage, ResolveError};
 use crate::lineage_entry::LineageEntry;
+use crate::map::{
+    MAX_LEVEL, MapNode, MapReader, MapRoot, NODE_CHILDREN, NoSuchNode, NodeSource, SeenNodes,
+};
 use crate::point::{CHECKSUM_BYTES, HEADER_BYTES};
-use crate::verify::{verify, verify_bytes};
+use crate::verify::{ChunkLookup, verify_bytes, verify_chunks};
 use crate::{CheckpointId, ChunkRef, FORMAT_VERSION, MAGIC, PointRecord, StateRecord, WallTime};
 
 /// `data` as a record, and as the body of a record whose header and checksum fit: no fuzzer finds checksums.
@@ -36,28 +38,35 @@ pub fn record_around(body: &[u8]) -> Vec<u8> {
 }
 
 fn decoded_record(bytes: &[u8]) {
-    let findings = verify_bytes(bytes, &|chunk: &ChunkRef| chunk.0[0] < 128);
+    let findings = verify_bytes(bytes);
     let Ok(record) = PointRecord::decode(bytes) else {
         assert_eq!(findings.len(), 1, "an unreadable record is one finding");
         return;
     };
-    let chunks = record.all_chunks().count();
-    assert!(
-        chunks * 32 <= bytes.len(),
-        "more chunks than bytes for them"
-    );
-    assert!(record.all_chunks().all(|chunk| !chunk.is_zero()));
     // What was read is within the limits, so it can be written; a second encoding is the canonical one.
     let again = record
         .encode()
         .expect("a record that was read can be written");
     assert_eq!(PointRecord::decode(&again).as_ref(), Ok(&record));
     assert_eq!(record.encode().as_ref(), Ok(&again));
-    let all_there = verify(&record, &|_: &ChunkRef| true);
-    assert!(
-        all_there.len() <= findings.len(),
-        "a missing chunk mends a record"
+    // None of its nodes is there: each map that is not of zeros is one finding.
+    let maps = record.parts().filter(|part| !part.map.is_zeros()).count();
+    assert_eq!(
+        verify_chunks(&record, &Nothing).len(),
+        maps + usize::from(maps == 0 && record.data_bytes > 0)
     );
+}
+
+struct Nothing;
+
+impl ChunkLookup for Nothing {
+    fn has(&self, _: &ChunkRef) -> bool {
+        false
+    }
+
+    fn node(&self, _: &ChunkRef) -> Option<Vec<u8>> {
+        None
+    }
 }
 
 /// `data` as numbered fields, against a reading of the format by the letter.
@@ -115,23 +124,87 @@ pub fn state_record(data: &[u8]) {
     }
 }
 
-/// `data` as a chunk map: what is read has exactly the bytes it was read from.
+/// `data` as a node of a chunk map: what is read has exactly the bytes it was read from, and belongs to one level.
 ///
 /// # Panics
-/// If a map has two encodings, or its accessors differ.
+/// If a node has two encodings or two levels.
+pub fn map_node(data: &[u8]) {
+    let nodes: Vec<_> = (0..=u8::MAX)
+        .filter_map(|level| MapNode::decode(data, level).ok())
+        .collect();
+    assert!(nodes.len() <= 1, "a node of two levels");
+    for node in nodes {
+        assert_eq!(node.encode(), data);
+        assert!(node.level() <= MAX_LEVEL);
+    }
+}
+
+/// `data` as the nodes of a chunk map, wherever names lead: shared, malformed and missing ones among them. The ways to read
+/// a map agree, and none costs more than the different nodes.
+///
+/// # Panics
+/// If they differ or do not end.
 pub fn chunk_map(data: &[u8]) {
-    let Ok(map) = ChunkMap::decode(data) else {
+    const LOOKED_AT: usize = 300;
+    let Some(map) = data
+        .get(4)
+        .and_then(|level| MapRoot::new(*level, ChunkRef([0xff; 32])))
+    else {
         return;
     };
-    let mut again = Vec::new();
-    map.encode_into(&mut again);
-    assert_eq!(again, data, "a second encoding of {map:?}");
-    assert_eq!(map.encoded_len(), data.len() as u64);
-    assert_eq!(map.iter_data().count() as u64, map.data_len());
-    for (index, chunk) in map.iter_data() {
-        assert_eq!(map.get(index), Some(chunk));
+    let reader = MapReader::new(Slices(data));
+    let mut last = None;
+    for found in reader.data(&map).take(LOOKED_AT) {
+        let Ok((index, chunk)) = found else { break };
+        assert!(last < Some(index), "places rise");
+        assert_eq!(reader.get(&map, index).ok(), Some(chunk));
+        last = Some(index);
     }
-    assert_eq!(map.get(map.len()), None);
+    let mut names = 0;
+    let whole = reader.visit_distinct(&map, &mut SeenNodes::default(), &mut |_| names += 1);
+    // Nodes begin at 256 places, each has 16 names.
+    assert!(names <= 1 + 256 * NODE_CHILDREN * (NODE_CHILDREN + 1));
+    let record = PointRecord {
+        disks: vec![crate::DiskMap {
+            name: "root".into(),
+            size_bytes: crate::limits::MAX_DISK_BYTES,
+            map,
+        }],
+        ..PointRecord::default()
+    };
+    let damaged = verify_chunks(&record, &Slices(data))
+        .iter()
+        .any(|finding| finding.level == crate::Level::Error);
+    if whole.is_err() {
+        assert!(damaged, "what cannot be read is found");
+    }
+}
+
+/// Nodes that begin where the first byte of their name says, the topmost at the front.
+struct Slices<'a>(&'a [u8]);
+
+impl NodeSource for Slices<'_> {
+    type Error = NoSuchNode;
+
+    fn node(&self, id: &ChunkRef) -> Result<Vec<u8>, NoSuchNode> {
+        let start = usize::from(id.0[0].wrapping_add(1)) * 8;
+        let bytes = self.0.get(start..).unwrap_or_default();
+        let names = bytes.get(6..8).map_or(0, |present| {
+            present.iter().map(|byte| byte.count_ones() as usize).sum()
+        });
+        let node = bytes.get(..8 + 32 * names).ok_or(NoSuchNode(*id))?;
+        Ok(node.to_vec())
+    }
+}
+
+impl ChunkLookup for Slices<'_> {
+    fn has(&self, _: &ChunkRef) -> bool {
+        true
+    }
+
+    fn node(&self, node: &ChunkRef) -> Option<Vec<u8>> {
+        NodeSource::node(self, node).ok()
+    }
 }
 
 /// `data` as a line of the log.

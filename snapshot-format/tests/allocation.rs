@@ -3,6 +3,8 @@
 #![allow(unsafe_code)] // A global allocator is unsafe to implement.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use snapshot_format::fields::FieldWriter;
@@ -45,30 +47,11 @@ fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     )
 }
 
-/// A record whose memory is 64 GiB of different chunks.
-fn dense() -> PointRecord {
-    let size_bytes: u64 = 64 << 30;
-    let mut chunks = ChunkMap::new();
-    for index in 1..=chunks_in(size_bytes) {
-        let mut name = [0; 32];
-        name[..8].copy_from_slice(&index.to_le_bytes());
-        chunks.push(ChunkRef(name));
-    }
-    PointRecord {
-        memory: vec![MemoryRegion {
-            start_gpa: 0,
-            size_bytes,
-            chunks,
-        }],
-        ..PointRecord::default()
-    }
-}
-
 /// One test, since allocations of other threads would be counted.
 #[test]
 fn memory_is_in_proportion_to_bytes() {
     largest_empty_machine();
-    dense_machine();
+    dense_map();
     hostile_bodies();
 }
 
@@ -77,13 +60,13 @@ fn largest_empty_machine() {
     let disk = |number| DiskMap {
         name: format!("disk{number}"),
         size_bytes: MAX_DISK_BYTES,
-        chunks: ChunkMap::zeros(MAX_DISK_BYTES),
+        map: MapRoot::ZEROS,
     };
     let record = PointRecord {
         memory: vec![MemoryRegion {
             start_gpa: 0,
             size_bytes: MAX_MEMORY_BYTES,
-            chunks: ChunkMap::zeros(MAX_MEMORY_BYTES),
+            map: MapRoot::ZEROS,
         }],
         disks: (0..MAX_DISKS).map(disk).collect(),
         ..PointRecord::default()
@@ -97,23 +80,40 @@ fn largest_empty_machine() {
     let (decoded, peak) = peak_of(|| PointRecord::decode(&bytes).unwrap());
     assert!(peak < 100_000, "{peak} used");
     assert_eq!(decoded, record);
-    assert_eq!(
-        decoded.disks[63].chunks.get(134_217_727),
-        Some(ChunkRef::ZERO)
-    );
 }
 
-/// A million chunks: 32 bytes each, copied once.
-fn dense_machine() {
-    let record = dense();
-    let (bytes, peak) = peak_of(|| record.encode().unwrap());
-    let refs_bytes = 32 << 20;
-    assert!(bytes.len() < refs_bytes + 1_000);
-    // The buffer grows by doubling.
-    assert!(peak < 4 * refs_bytes, "{peak} used");
-    let (decoded, peak) = peak_of(|| PointRecord::decode(&bytes).unwrap());
-    assert!(peak < refs_bytes + 1_000_000, "{peak} used");
-    assert_eq!(decoded.all_chunks().count(), 1 << 20);
+/// A million chunks: to read them all takes the memory of the nodes that are kept.
+fn dense_map() {
+    let chunks = (0..1u64 << 20).map(|index| {
+        let mut name = [1; 32];
+        name[..8].copy_from_slice(&index.to_le_bytes());
+        (index, ChunkRef(name))
+    });
+    let mut nodes = MapNodes::new();
+    let map = nodes.build(chunks).unwrap();
+    let reader = MapReader::new(&nodes);
+    let (count, peak) = peak_of(|| reader.data(&map).map(Result::unwrap).count());
+    assert_eq!(count, 1 << 20);
+    assert!(peak < 4 << 20, "{peak} used");
+    let bytes_for = |changes: BTreeMap<u64, ChunkRef>| {
+        let mut bytes = 0;
+        let (changed, peak) = peak_of(|| {
+            let write = &mut |node: &[u8]| {
+                bytes += node.len();
+                Ok::<_, Infallible>(ChunkRef::of_bytes(node))
+            };
+            reader.change(&map, &changes, write).unwrap()
+        });
+        assert_ne!(changed, map);
+        assert!(peak < 1 << 20, "{peak} used");
+        bytes
+    };
+    // 1 MiB of 64 GiB, in one piece and in sixteen as far apart as can be.
+    let name = ChunkRef([9; 32]);
+    let together = bytes_for((77_777..77_793).map(|index| (index, name)).collect());
+    assert!(together < 4096, "{together} bytes");
+    let scattered = bytes_for((0..16).map(|n| (n << 16 | 4_711, name)).collect());
+    assert!(scattered < 48 << 10, "{scattered} bytes");
 }
 
 /// As many elements as fit a megabyte, of every list; and lengths that are not there.
@@ -128,19 +128,4 @@ fn hostile_bodies() {
         // The largest element, a state record, is some 80 bytes for 6 in the record.
         assert!(peak < 40 * bytes.len(), "{peak} used for field {number}");
     }
-    let mut map = FieldWriter::new();
-    map.nested(8, |region| {
-        region.bytes(3, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
-    });
-    let bytes = testing::record_around(&map.finish());
-    let (result, peak) = peak_of(|| PointRecord::decode(&bytes));
-    let source = MapError::Truncated { offset: 0 };
-    assert_eq!(
-        result,
-        Err(DecodeError::Map {
-            part: "memory region",
-            source
-        })
-    );
-    assert!(peak < 1_000, "{peak} used");
 }

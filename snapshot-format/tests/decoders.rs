@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::full_record;
+use common::{full_nodes, full_record};
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use snapshot_format::fields::FieldWriter;
@@ -79,13 +79,28 @@ fn numbered_fields() {
 }
 
 #[test]
+fn map_nodes() {
+    let nodes: Vec<_> = full_nodes()
+        .iter()
+        .map(|(_, bytes)| bytes.to_vec())
+        .collect();
+    run(testing::map_node, &nodes);
+}
+
+/// Nodes of three levels that begin every 40 bytes; each but the last names the two that follow.
+#[test]
 fn chunk_maps() {
-    let mut runs = vec![0, 0, 0, 0, 2, 0, 0, 0];
-    runs.extend([1; 64]);
-    runs.extend([29, 0, 0, 0, 1, 0, 0, 0]);
-    runs.extend([3; 32]);
-    let zeros = vec![0, 0, 0, 8, 0, 0, 0, 0];
-    run(testing::chunk_map, &[runs, zeros]);
+    let mut corpus = Vec::new();
+    for (number, level) in (0u8..).zip([2, 1, 0, 1, 0, 0]) {
+        let mut nodes = MapNodes::new();
+        // A name leads to eight times its first byte and one.
+        let follows = |steps: u8| ChunkRef([(number + steps) * 9 - 1; 32]);
+        let map = nodes.build([(0, follows(1)), (5, follows(2))]).unwrap();
+        let mut bytes = nodes.get(&map.node()).unwrap().to_vec();
+        bytes[4] = level;
+        corpus.extend(bytes);
+    }
+    run(testing::chunk_map, &[corpus]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{chunk, full_record};
+use common::{chunk, full_nodes, full_record};
 use snapshot_format::*;
 
 #[test]
@@ -18,9 +18,37 @@ fn every_field_survives() {
 }
 
 #[test]
-fn all_chunks_names_memory_disks_kernel_and_initramfs_without_zeros() {
-    let all: Vec<ChunkRef> = full_record().all_chunks().collect();
-    assert_eq!(all, (1..=7).map(chunk).collect::<Vec<_>>());
+fn parts_name_memory_disks_kernel_and_initramfs_without_zeros() {
+    let nodes = full_nodes();
+    let reader = MapReader::new(&nodes);
+    let parts = full_record();
+    let chunks = parts.parts().flat_map(|part| {
+        let found: Result<Vec<_>, _> = reader.data(&part.map).collect();
+        found.unwrap().into_iter().map(|(_, chunk)| chunk)
+    });
+    assert_eq!(
+        chunks.collect::<Vec<_>>(),
+        (1..=7).map(chunk).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn numbers_of_later_versions_survive() {
+    let mut record = full_record();
+    record.host.arch = Arch::from_number(77);
+    record.host.backend = BackendKind::from_number(78);
+    let again = PointRecord::decode(&record.encode().unwrap()).unwrap();
+    assert_eq!(again, record);
+    assert_eq!(again.host.arch.to_string(), "unknown (77)");
+    for (word, number) in [("x86_64", 1), ("aarch64", 2)] {
+        assert_eq!(word.parse(), Ok(Arch::from_number(number)));
+        assert_eq!(Arch::from_number(number).to_string(), word);
+    }
+    let refused = "m68k".parse::<Arch>().unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "\"m68k\" is not one of: x86_64, aarch64"
+    );
 }
 
 #[test]

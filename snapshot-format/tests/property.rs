@@ -1,8 +1,11 @@
 //! Properties of records, maps and lineages against naive models.
 
-use proptest::collection::vec;
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use snapshot_format::limits::MAX_VCPUS;
+use snapshot_format::map::{MAX_LEVEL, SeenNodes};
 use snapshot_format::*;
 
 fn any_chunk() -> impl Strategy<Value = ChunkRef> {
@@ -13,15 +16,29 @@ fn any_chunk() -> impl Strategy<Value = ChunkRef> {
     ]
 }
 
-fn any_map() -> impl Strategy<Value = ChunkMap> {
-    vec((any_chunk(), 0..5u64), 0..12).prop_map(|parts| {
-        let mut map = ChunkMap::new();
-        for (chunk, zeros) in parts {
-            map.push(chunk);
-            map.push_zeros(zeros);
-        }
-        map
+/// Any root; nothing reads its nodes here. `fits` is the size of the part.
+fn any_map(size_bytes: u64) -> impl Strategy<Value = MapRoot> {
+    let levels = (0..=MAX_LEVEL).filter(move |level| {
+        let below = 16u64.pow(u32::from(*level)) * CHUNK_BYTES;
+        size_bytes > 0 && (*level == 0 || below < size_bytes)
+    });
+    let highest = levels.max();
+    let named = (0..=highest.unwrap_or(0), any::<[u8; 32]>());
+    named.prop_map(move |(level, node)| match highest {
+        None => MapRoot::ZEROS,
+        Some(_) => MapRoot::new(level, ChunkRef(node)).unwrap(),
     })
+}
+
+/// The content of a map: places that are close to one another, and far.
+fn any_chunks() -> impl Strategy<Value = BTreeMap<u64, ChunkRef>> {
+    let place = prop_oneof![0..40u64, 0..1000u64, 0..1u64 << 28, Just((1 << 28) - 1)];
+    btree_map(place, any_chunk(), 0..40)
+}
+
+fn without_zeros(chunks: &BTreeMap<u64, ChunkRef>) -> Vec<(u64, ChunkRef)> {
+    let data = chunks.iter().filter(|(_, chunk)| !chunk.is_zero());
+    data.map(|(index, chunk)| (*index, *chunk)).collect()
 }
 
 fn any_pairs() -> impl Strategy<Value = Vec<(String, String)>> {
@@ -29,19 +46,20 @@ fn any_pairs() -> impl Strategy<Value = Vec<(String, String)>> {
 }
 
 fn any_host() -> impl Strategy<Value = HostContract> {
-    let texts = [(); 5].map(|()| ".{0,12}");
+    let words = [(); 4].map(|()| prop_oneof![0..6u32, any::<u32>()]);
     let numbers = (any::<u64>(), any::<u64>(), any::<u32>());
-    (texts, numbers).prop_map(|(texts, (tsc_khz, page_size_bytes, machine_model))| {
-        let [guest_os, architecture, backend, cpu_vendor, cpu_profile] = texts;
+    (words, ".{0,12}", numbers).prop_map(|(words, cpu_vendor, numbers)| {
+        let [guest_os, arch, backend, cpu_profile] = words;
+        let (tsc_khz, page_size_bytes, machine_model) = numbers;
         HostContract {
-            guest_os,
-            architecture,
-            backend,
+            guest_os: GuestOs::from_number(guest_os),
+            arch: Arch::from_number(arch),
+            backend: BackendKind::from_number(backend),
             cpu_vendor,
-            cpu_profile,
+            cpu_profile: CpuProfile::from_number(cpu_profile),
             tsc_khz,
             page_size_bytes,
-            machine_model,
+            machine_model: MachineModel(machine_model),
         }
     })
 }
@@ -66,7 +84,13 @@ fn any_spec() -> impl Strategy<Value = MachineSpec> {
 }
 
 fn any_blob() -> impl Strategy<Value = Blob> {
-    (0..=4u64 << 30, any_map()).prop_map(|(size_bytes, chunks)| Blob::new(size_bytes, chunks))
+    sized(4 << 30).prop_map(|(size_bytes, map)| Blob::new(size_bytes, map))
+}
+
+/// A part of at most `limit` bytes with a map that fits it.
+fn sized(limit: u64) -> impl Strategy<Value = (u64, MapRoot)> {
+    let size = prop_oneof![Just(0), 1..5 * CHUNK_BYTES, 0..=limit];
+    size.prop_flat_map(|size_bytes| (Just(size_bytes), any_map(size_bytes)))
 }
 
 fn any_boot() -> impl Strategy<Value = BootBlobs> {
@@ -78,20 +102,33 @@ fn any_boot() -> impl Strategy<Value = BootBlobs> {
 }
 
 fn any_region() -> impl Strategy<Value = MemoryRegion> {
-    (0..u64::MAX / 2, 0..=1u64 << 38, any_map()).prop_map(|(start_gpa, size_bytes, chunks)| {
-        MemoryRegion {
-            start_gpa,
-            size_bytes,
-            chunks,
-        }
+    (0..u64::MAX / 2, sized(1 << 38)).prop_map(|(start_gpa, (size_bytes, map))| MemoryRegion {
+        start_gpa,
+        size_bytes,
+        map,
     })
 }
 
 fn any_disk() -> impl Strategy<Value = DiskMap> {
-    (".{0,8}", 0..=8u64 << 40, any_map()).prop_map(|(name, size_bytes, chunks)| DiskMap {
+    (".{0,8}", sized(8 << 40)).prop_map(|(name, (size_bytes, map))| DiskMap {
         name,
         size_bytes,
-        chunks,
+        map,
+    })
+}
+
+fn any_processes() -> impl Strategy<Value = ProcessList> {
+    let process = (any::<u32>(), any::<u32>(), ".{0,20}");
+    (vec(process, 0..4), any::<u64>()).prop_map(|(processes, unlisted)| ProcessList {
+        processes: processes
+            .into_iter()
+            .map(|(pid, parent_pid, command)| GuestProcess {
+                pid,
+                parent_pid,
+                command,
+            })
+            .collect(),
+        unlisted,
     })
 }
 
@@ -113,8 +150,9 @@ prop_compose! {
         memory in vec(any_region(), 0..4),
         disks in vec(any_disk(), 0..4),
         states in vec(any_state(), 0..5),
-        (agent_protocol, data_bytes) in (any::<u32>(), any::<u64>()),
+        (agent, data_bytes) in (any::<u32>(), any::<u64>()),
         in_flight in vec(any_note(), 0..3),
+        processes in proptest::option::of(any_processes()),
     ) -> PointRecord {
         PointRecord {
             machine,
@@ -127,9 +165,10 @@ prop_compose! {
             disks,
             boot,
             states,
-            agent_protocol,
+            agent: AgentVersion(agent),
             data_bytes,
             in_flight,
+            processes,
         }
     }
 }
@@ -168,28 +207,53 @@ proptest! {
     }
 
     #[test]
-    fn a_map_is_its_list_of_chunks(chunks in vec(any_chunk(), 0..40), at in 0..45u64) {
-        let map: ChunkMap = chunks.iter().copied().collect();
-        prop_assert_eq!(map.iter().collect::<Vec<_>>(), chunks.clone());
-        prop_assert_eq!(map.len(), chunks.len() as u64);
-        prop_assert_eq!(map.get(at), chunks.get(at as usize).copied());
-        let data: Vec<_> = (0..)
-            .zip(chunks.iter().copied())
-            .filter(|(_, chunk)| !chunk.is_zero())
-            .collect();
-        prop_assert_eq!(map.iter_data().collect::<Vec<_>>(), data.clone());
-        prop_assert_eq!(map.data_len(), data.len() as u64);
-        // However a map came about, equal content is an equal map.
-        let mut other = ChunkMap::new();
-        for chunk in chunks {
-            if chunk.is_zero() {
-                other.push_zeros(1);
-                other.push_zeros(0);
-            } else {
-                other.extend([chunk]);
-            }
+    fn a_map_is_its_list_of_chunks(chunks in any_chunks(), at in 0..1u64 << 29) {
+        let mut nodes = MapNodes::new();
+        let map = nodes.build(chunks.clone()).unwrap();
+        prop_assert_eq!(nodes.chunks(&map).unwrap(), without_zeros(&chunks));
+        let reader = MapReader::new(&nodes);
+        for index in chunks.keys().flat_map(|at| [at.saturating_sub(1), *at, at + 1]).chain([at]) {
+            let expected = chunks.get(&index).copied().unwrap_or(ChunkRef::ZERO);
+            prop_assert_eq!(reader.get(&map, index).unwrap(), expected);
         }
-        prop_assert_eq!(other, map);
+        reader.check_top(&map).unwrap();
+        // Its distinct names are its data and the nodes that were made.
+        let mut names = BTreeSet::new();
+        reader.visit_distinct(&map, &mut SeenNodes::default(), &mut |name| {
+            names.insert(name);
+        }).unwrap();
+        let mut expected: BTreeSet<_> = nodes.iter().map(|(name, _)| *name).collect();
+        expected.extend(chunks.values().filter(|chunk| !chunk.is_zero()));
+        prop_assert_eq!(names, expected);
+    }
+
+    /// However a map came about, equal content is an equal map, and what did not change is not written again.
+    #[test]
+    fn a_changed_map_is_the_map_of_the_changed_chunks(
+        before in any_chunks(),
+        changes in vec(any_chunks(), 1..4),
+    ) {
+        let mut nodes = MapNodes::new();
+        let (mut map, mut chunks) = (nodes.build(before.clone()).unwrap(), before);
+        for changes in changes {
+            let known: BTreeSet<_> = nodes.iter().map(|(name, _)| *name).collect();
+            let mut written = 0;
+            let changed = MapReader::new(&nodes).change(&map, &changes, &mut |bytes| {
+                written += 1;
+                Ok::<_, std::convert::Infallible>(ChunkRef::of_bytes(bytes))
+            }).unwrap();
+            let most = changes.len() * (usize::from(MAX_LEVEL) + 1) + usize::from(MAX_LEVEL);
+            prop_assert!(written <= most, "{} nodes for {} changes", written, changes.len());
+            map = nodes.change(&map, &changes).unwrap();
+            prop_assert_eq!(map, changed);
+            chunks.extend(&changes);
+            let mut anew = MapNodes::new();
+            prop_assert_eq!(anew.build(chunks.clone()).unwrap(), map);
+            for (name, bytes) in anew.iter() {
+                prop_assert_eq!(nodes.get(name), Some(bytes));
+            }
+            prop_assert!(anew.len() <= known.len() + written);
+        }
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! Whether a record makes sense: a list of everything that is wrong, not only the first.
 
+mod chunks;
 mod problem;
 
 use std::collections::HashSet;
 
 use crate::StateRecord;
-use crate::chunk_map::{CHUNK_BYTES, ChunkMap, ChunkRef, chunks_in};
-use crate::record::{MemoryRegion, Part, PointRecord};
+use crate::record::{MemoryRegion, PointRecord};
 
+pub use chunks::{ChunkLookup, verify_chunks};
 pub use problem::{Finding, Level, Problem};
 
 /// Missing chunks of one part that are named one by one; more are counted.
@@ -18,39 +19,26 @@ pub const ROOT_DISK: &str = "root";
 /// Kinds of state records of vCPUs end so, whatever the architecture.
 const VCPU_KIND_SUFFIX: &str = "-vcpu";
 
-/// Where chunks are looked up: a store, or the packs of a checkpoint directory.
-///
-/// Functions of a reference are lookups; `&|_| true` looks at the record alone.
-pub trait ChunkLookup {
-    /// Whether the chunk's bytes are there. Never asked for [`ChunkRef::ZERO`].
-    fn has(&self, chunk: &ChunkRef) -> bool;
-}
-
-impl<F: Fn(&ChunkRef) -> bool> ChunkLookup for F {
-    fn has(&self, chunk: &ChunkRef) -> bool {
-        self(chunk)
-    }
-}
-
-/// Everything that is wrong with stored bytes; nothing if they are a sound record whose chunks are all there.
+/// Everything that is wrong with stored bytes; nothing if they are a sound record. Its chunks are not looked at.
 #[must_use]
-pub fn verify_bytes(bytes: &[u8], lookup: &dyn ChunkLookup) -> Vec<Finding> {
+pub fn verify_bytes(bytes: &[u8]) -> Vec<Finding> {
     let record = match PointRecord::decode(bytes) {
         Ok(record) => record,
         Err(error) => return vec![finding(Problem::Unreadable(error))],
     };
-    let mut findings = verify(&record, lookup);
+    let mut findings = verify(&record);
     if record.encode().is_ok_and(|again| again != bytes) {
         findings.push(finding(Problem::OtherEncoding));
     }
     findings
 }
 
-/// Everything that is wrong with a record: parts that do not fit one another, and chunks that are not there.
+/// Everything that is wrong with a record by itself: parts that do not fit one another. [`verify_chunks`] looks at its
+/// maps and chunks.
 ///
-/// A restore relies on a record without findings of [`Level::Error`].
+/// A restore relies on a record for which neither has findings of [`Level::Error`].
 #[must_use]
-pub fn verify(record: &PointRecord, lookup: &dyn ChunkLookup) -> Vec<Finding> {
+pub fn verify(record: &PointRecord) -> Vec<Finding> {
     let mut problems = Vec::new();
     verify_names(record, &mut problems);
     verify_memory(record, &mut problems);
@@ -59,10 +47,6 @@ pub fn verify(record: &PointRecord, lookup: &dyn ChunkLookup) -> Vec<Finding> {
     verify_vcpus(record, &mut problems);
     if record.boot.kernel.size_bytes == 0 {
         problems.push(Problem::NoKernel);
-    }
-    verify_data_bytes(record, &mut problems);
-    for (part, size_bytes, map) in record.maps() {
-        verify_map(part, size_bytes, map, lookup, &mut problems);
     }
     problems.into_iter().map(finding).collect()
 }
@@ -95,12 +79,13 @@ fn finding(problem: Problem) -> Finding {
 }
 
 fn verify_names(record: &PointRecord, problems: &mut Vec<Problem>) {
-    let names = [
-        ("machine", &record.machine),
-        ("architecture", &record.host.architecture),
-        ("CPU profile", &record.host.cpu_profile),
+    let host = &record.host;
+    let named = [
+        ("machine", !record.machine.is_empty()),
+        ("architecture", host.arch.number() != 0),
+        ("CPU profile", host.cpu_profile.number() != 0),
     ];
-    let nameless = names.into_iter().filter(|(_, name)| name.is_empty());
+    let nameless = named.into_iter().filter(|(_, named)| !named);
     problems.extend(nameless.map(|(what, _)| Problem::Nameless { what }));
 }
 
@@ -180,45 +165,5 @@ fn verify_vcpus(record: &PointRecord, problems: &mut Vec<Problem>) {
                 unit: state.unit.clone(),
             });
         }
-    }
-}
-
-fn verify_data_bytes(record: &PointRecord, problems: &mut Vec<Problem>) {
-    let memory = record.memory.iter().map(|region| &region.chunks);
-    let maps = memory.chain(record.disks.iter().map(|disk| &disk.chunks));
-    let most = maps.map(|map| map.data_len() * CHUNK_BYTES).sum();
-    if record.data_bytes > most {
-        problems.push(Problem::DataBytes {
-            found: record.data_bytes,
-            most,
-        });
-    }
-}
-
-fn verify_map(
-    part: Part,
-    size_bytes: u64,
-    map: &ChunkMap,
-    lookup: &dyn ChunkLookup,
-    problems: &mut Vec<Problem>,
-) {
-    let (found, expected) = (map.len(), chunks_in(size_bytes));
-    if found != expected {
-        problems.push(Problem::MapLength {
-            part,
-            found,
-            expected,
-        });
-    }
-    let mut missing = 0;
-    for (index, chunk) in map.iter_data().filter(|(_, chunk)| !lookup.has(chunk)) {
-        missing += 1;
-        if missing <= MAX_NAMED_CHUNKS {
-            problems.push(Problem::MissingChunk { part, index, chunk });
-        }
-    }
-    if missing > MAX_NAMED_CHUNKS {
-        let count = missing - MAX_NAMED_CHUNKS;
-        problems.push(Problem::MoreMissingChunks { part, count });
     }
 }

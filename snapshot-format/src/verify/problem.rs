@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::ROOT_DISK;
-use crate::chunk_map::ChunkRef;
+use crate::chunk::ChunkRef;
+use crate::map::NodeError;
 use crate::point::DecodeError;
 use crate::record::Part;
 
@@ -35,11 +36,11 @@ pub enum Problem {
     Unreadable(DecodeError),
     /// The record has fields that this version does not know, or was written in another order.
     OtherEncoding,
-    /// A chunk's bytes are not there.
+    /// A chunk's bytes are not there, or those of a node of the map.
     MissingChunk {
         /// Which part needs it.
         part: Part,
-        /// Its place in the part's map.
+        /// Its place in the part's map; of a node, that of the first chunk below it.
         index: u64,
         /// The chunk.
         chunk: ChunkRef,
@@ -51,14 +52,25 @@ pub enum Problem {
         /// How many.
         count: u64,
     },
-    /// A map has not one chunk for each 64 KiB.
-    MapLength {
-        /// Of which part.
+    /// A node of a part's map is malformed.
+    MalformedNode {
+        /// Which part's map.
         part: Part,
-        /// Chunks in its map.
-        found: u64,
-        /// Chunks that its size takes.
-        expected: u64,
+        /// The first chunk that it covers.
+        index: u64,
+        /// The node.
+        node: ChunkRef,
+        /// What is wrong with it.
+        error: NodeError,
+    },
+    /// A map names chunks beyond the end of its part.
+    BeyondEnd {
+        /// Which part.
+        part: Part,
+        /// The last place that the map names.
+        index: u64,
+        /// Chunks that the part has.
+        chunks: u64,
     },
     /// The machine has no vCPU.
     NoVcpus,
@@ -188,13 +200,20 @@ impl fmt::Display for Problem {
             Self::MoreMissingChunks { part, count } => {
                 write!(f, "{count} more chunks of {part} are missing")
             }
-            Self::MapLength {
+            Self::MalformedNode {
                 part,
-                found,
-                expected,
-            } => {
-                write!(f, "{part} has {found} chunks instead of {expected}")
-            }
+                index,
+                node,
+                error,
+            } => write!(
+                f,
+                "the chunk map of {part} is damaged from chunk {index} on, node {node}: {error}"
+            ),
+            Self::BeyondEnd {
+                part,
+                index,
+                chunks,
+            } => write!(f, "the chunk map of {part} names chunk {index} of {chunks}"),
             Self::NoVcpus => f.write_str("the machine has no vCPU"),
             Self::MissingVcpu { unit } => write!(f, "the state of {unit} is missing"),
             Self::ExtraVcpu { unit } => {
