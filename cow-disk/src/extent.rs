@@ -32,7 +32,8 @@ impl Extent {
 }
 
 /// What the layers (bottom to top) together change, in order, neighbours of one kind merged.
-pub(crate) fn changed_extents(layers: &[Layer]) -> Vec<Extent> {
+#[must_use]
+pub fn changed_extents(layers: &[Layer]) -> Vec<Extent> {
     let end = layers
         .iter()
         .map(|layer| layer.overlay().disk_bytes())

@@ -87,7 +87,7 @@ pub use base::{Base, BaseReader};
 pub use block::BlockDevice;
 pub use disk::{LayeredDisk, MAX_LAYERS, Replaced};
 pub use error::{DiskError, LayerError, OverlayError};
-pub use extent::{Extent, ExtentKind};
+pub use extent::{Extent, ExtentKind, changed_extents};
 pub use file::OverlayFile;
 pub use flatten::Flattened;
 pub use granule::{GRANULE_BYTES, MAX_DISK_BYTES};

@@ -9,14 +9,15 @@ use std::fs::File;
 use std::io::{BufReader, Write, stdout};
 
 use snapshot_format::{
-    Blob, BootBlobs, ChunkMap, ChunkRef, DiskMap, HostContract, MachineSpec, MemoryRegion, Point,
-    PointRecord, StateRecord, WallTime, verify,
+    Arch, BackendKind, Blob, BootBlobs, ChunkRef, CpuProfile, DiskMap, GuestOs, HostContract,
+    MachineModel, MachineSpec, MapNodes, MapRoot, MemoryRegion, Point, PointRecord, StateRecord,
+    WallTime, verify,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
     let point = match std::env::args_os().nth(1) {
         Some(path) => Point::read_from(BufReader::new(File::open(path)?))?,
-        None => Point::seal(sample())?.0,
+        None => Point::seal(sample()?)?.0,
     };
     print(&point, &mut stdout().lock())?;
     Ok(())
@@ -34,21 +35,20 @@ fn print(point: &Point, out: &mut impl Write) -> std::io::Result<()> {
     writeln!(out, "message  {:?}", record.message)?;
     writeln!(
         out,
-        "runs on  {:?}, CPU profile {:?}, machine model {}, taken by {:?}",
-        host.architecture, host.cpu_profile, host.machine_model, host.backend
+        "runs on  {}, CPU profile {}, machine model {}, taken by {}",
+        host.arch, host.cpu_profile, host.machine_model, host.backend
     )?;
     writeln!(
         out,
         "made of  {} vCPUs, {} bytes of memory, image {:?}, kernel {:?}",
         spec.vcpus, spec.memory_bytes, spec.image, spec.kernel
     )?;
-    for (part, size_bytes, map) in record.maps() {
-        writeln!(
-            out,
-            "{part}: {size_bytes} bytes, {} of {} chunks with data",
-            map.data_len(),
-            map.len()
-        )?;
+    for part in record.parts() {
+        let (name, size_bytes, map) = (part.part, part.size_bytes, part.map);
+        match map.is_zeros() {
+            true => writeln!(out, "{name}: {size_bytes} bytes of zeros")?,
+            false => writeln!(out, "{name}: {size_bytes} bytes, map {:.12}", map.node())?,
+        }
     }
     for state in &record.states {
         let StateRecord {
@@ -63,29 +63,29 @@ fn print(point: &Point, out: &mut impl Write) -> std::io::Result<()> {
             bytes.len()
         )?;
     }
-    // Only the record itself is looked at: every chunk counts as being there.
-    for finding in verify(record, &|_: &ChunkRef| true) {
+    // Only the record itself is looked at, not its chunks.
+    for finding in verify(record) {
         writeln!(out, "{}: {finding}", finding.level)?;
     }
     Ok(())
 }
 
 /// A machine that never ran: zero memory but for one chunk.
-fn sample() -> PointRecord {
+fn sample() -> Result<PointRecord, Box<dyn Error>> {
     let chunk = ChunkRef([7; 32]);
     let memory_bytes = 2 << 20;
-    let mut memory: ChunkMap = [chunk].into_iter().collect();
-    memory.push_zeros(31);
-    PointRecord {
+    // The nodes of the maps would be stored as chunks, too.
+    let map = MapNodes::new().build([(0, chunk)])?;
+    Ok(PointRecord {
         machine: "sample".into(),
         taken: WallTime::now(),
         message: "made by an example".into(),
         host: HostContract {
-            guest_os: "linux".into(),
-            architecture: "x86_64".into(),
-            backend: "soft".into(),
-            cpu_profile: "v2".into(),
-            machine_model: 1,
+            guest_os: GuestOs::Linux,
+            arch: Arch::X86_64,
+            backend: BackendKind::Soft,
+            cpu_profile: CpuProfile::V2,
+            machine_model: MachineModel(1),
             ..HostContract::default()
         },
         spec: MachineSpec {
@@ -97,19 +97,19 @@ fn sample() -> PointRecord {
         memory: vec![MemoryRegion {
             start_gpa: 0,
             size_bytes: memory_bytes,
-            chunks: memory,
+            map,
         }],
         disks: vec![DiskMap {
             name: "root".into(),
             size_bytes: 1 << 20,
-            chunks: ChunkMap::zeros(1 << 20),
+            map: MapRoot::ZEROS,
         }],
         boot: BootBlobs {
-            kernel: Blob::new(100, [chunk].into_iter().collect()),
+            kernel: Blob::new(100, map),
             ..BootBlobs::default()
         },
         states: vec![StateRecord::new("vcpu0", "x86-vcpu", 1, vec![])],
         data_bytes: 5,
         ..PointRecord::default()
-    }
+    })
 }

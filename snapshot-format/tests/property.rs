@@ -216,12 +216,22 @@ proptest! {
             let expected = chunks.get(&index).copied().unwrap_or(ChunkRef::ZERO);
             prop_assert_eq!(reader.get(&map, index).unwrap(), expected);
         }
+        let range = at / 3..at;
+        let mut expected = without_zeros(&chunks);
+        expected.retain(|(index, _)| range.contains(index));
+        let found: Result<Vec<_>, _> = reader.data_in(&map, range).collect();
+        prop_assert_eq!(found.unwrap(), expected);
         reader.check_top(&map).unwrap();
         // Its distinct names are its data and the nodes that were made.
         let mut names = BTreeSet::new();
-        reader.visit_distinct(&map, &mut SeenNodes::default(), &mut |name| {
+        let mut seen = SeenNodes::default();
+        let visit = &mut |name| {
             names.insert(name);
-        }).unwrap();
+        };
+        let count = reader.visit_distinct(&map, &mut seen, visit).unwrap();
+        prop_assert_eq!(count, without_zeros(&chunks).len() as u64);
+        let again = reader.visit_distinct(&map, &mut seen, &mut |_| panic!("seen")).unwrap();
+        prop_assert_eq!(again, count);
         let mut expected: BTreeSet<_> = nodes.iter().map(|(name, _)| *name).collect();
         expected.extend(chunks.values().filter(|chunk| !chunk.is_zero()));
         prop_assert_eq!(names, expected);

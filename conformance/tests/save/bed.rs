@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet};
+use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet, ReadError};
 use smolvm_engine::phase::HOLD_VARIABLE;
 use smolvm_engine::process::ProcessModel;
 use smolvm_engine::progress::Silent;
@@ -15,7 +15,8 @@ use smolvm_engine::{
     Checkpoint, CheckpointOptions, CreateFromOptions, Engine, EngineError, EngineOptions, Home,
     MachineName, MachineState, PointSource, StartOptions, chain,
 };
-use snapshot_format::{ChunkMap, ChunkRef, Point};
+use snapshot_format::map::{MapNode, SeenNodes};
+use snapshot_format::{ChunkLookup, ChunkRef, MapReader, MapRoot, NodeSource, Point, PointRecord};
 
 /// Whether everything is to be done, not a sample.
 pub(crate) fn long() -> bool {
@@ -334,6 +335,45 @@ pub(crate) fn names(directory: &Path) -> BTreeSet<String> {
     entries.map(|entry| name(entry.expect("entry"))).collect()
 }
 
+/// Packs, as a source of maps' nodes and for verification.
+pub(crate) struct InPacks<'a>(pub(crate) &'a PackSet);
+
+impl NodeSource for InPacks<'_> {
+    type Error = ReadError;
+
+    fn node(&self, id: &ChunkRef) -> Result<Vec<u8>, ReadError> {
+        let mut bytes = vec![0; MapNode::MAX_BYTES];
+        let length = self.0.get(&ChunkId(id.0), &mut bytes)?;
+        bytes.truncate(length);
+        Ok(bytes)
+    }
+}
+
+impl ChunkLookup for InPacks<'_> {
+    fn has(&self, chunk: &ChunkRef) -> bool {
+        self.0.contains(&ChunkId(chunk.0)).expect("readable packs")
+    }
+
+    fn node(&self, node: &ChunkRef) -> Option<Vec<u8>> {
+        NodeSource::node(self, node).ok()
+    }
+}
+
+/// All chunks that a point needs, nodes of its maps included.
+pub(crate) fn chunks_of(record: &PointRecord, packs: &PackSet) -> BTreeSet<ChunkId> {
+    let reader = MapReader::new(InPacks(packs));
+    let mut chunks = BTreeSet::new();
+    let mut seen = SeenNodes::default();
+    for part in record.parts() {
+        let visit = &mut |name: ChunkRef| {
+            chunks.insert(ChunkId(name.0));
+        };
+        let visited = reader.visit_distinct(&part.map, &mut seen, visit);
+        visited.expect("every node is there and sound");
+    }
+    chunks
+}
+
 /// A point as it lies in a checkpoint directory.
 pub(crate) struct Saved {
     pub(crate) point: Point,
@@ -353,19 +393,22 @@ impl Saved {
     pub(crate) fn verify(&self) {
         let record = self.point.record();
         let mut buffer = vec![0; MAX_CHUNK_BYTES];
-        let chunks: BTreeSet<_> = record.all_chunks().map(|chunk| chunk.0).collect();
-        for chunk in &chunks {
+        for chunk in &chunks_of(record, &self.packs) {
             self.packs
-                .get(&ChunkId(*chunk), &mut buffer)
+                .get(chunk, &mut buffer)
                 .expect("every chunk is there and sound");
         }
-        let has = |chunk: &ChunkRef| chunks.contains(&chunk.0);
-        let findings = snapshot_format::verify(record, &has);
+        let mut findings = snapshot_format::verify(record);
+        findings.extend(snapshot_format::verify_chunks(
+            record,
+            &InPacks(&self.packs),
+        ));
         assert!(findings.is_empty(), "{findings:?}");
     }
 
-    fn chunk(&self, map: &ChunkMap, index: u64) -> Option<Vec<u8>> {
-        let chunk = map.get(index).expect("an index of the map");
+    fn chunk(&self, map: &MapRoot, index: u64) -> Option<Vec<u8>> {
+        let reader = MapReader::new(InPacks(&self.packs));
+        let chunk = reader.get(map, index).expect("a sound map");
         if chunk.is_zero() {
             return None;
         }
@@ -385,7 +428,7 @@ impl Saved {
             .expect("an address in memory");
         let at = gpa - region.start_gpa;
         let within = (at % MAX_CHUNK_BYTES as u64) as usize;
-        self.chunk(&region.chunks, at / MAX_CHUNK_BYTES as u64)
+        self.chunk(&region.map, at / MAX_CHUNK_BYTES as u64)
             .map_or_else(
                 || vec![0; 4096],
                 |bytes| bytes[within..within + 4096].to_vec(),
@@ -397,12 +440,15 @@ impl Saved {
         let disk = self.point.record().disk("root").expect("a root disk");
         let file = fs::File::create(path).expect("a file for the disk");
         file.set_len(disk.size_bytes).expect("its size");
-        for index in 0..disk.chunks.len() {
-            if let Some(bytes) = self.chunk(&disk.chunks, index) {
-                let at = index * MAX_CHUNK_BYTES as u64;
-                let length = (disk.size_bytes - at).min(bytes.len() as u64) as usize;
-                file.write_all_at(&bytes[..length], at).expect("write");
-            }
+        let reader = MapReader::new(InPacks(&self.packs));
+        let mut bytes = vec![0; MAX_CHUNK_BYTES];
+        for found in reader.data(&disk.map) {
+            let (index, chunk) = found.expect("a sound map");
+            let read = self.packs.get(&ChunkId(chunk.0), &mut bytes);
+            let at = index * MAX_CHUNK_BYTES as u64;
+            let length = (disk.size_bytes - at).min(read.expect("a sound chunk") as u64);
+            file.write_all_at(&bytes[..length as usize], at)
+                .expect("write");
         }
     }
 }

@@ -12,7 +12,7 @@ use smolvm_engine::MachineState;
 use smolvm_engine::phase::{Operation, Phase};
 use snapshot_format::Point;
 
-use crate::bed::{Bed, Saved, machine, names};
+use crate::bed::{Bed, Saved, chunks_of, machine, names};
 use crate::killed::{Victim, count, counting, hidden, wait_end};
 
 /// How often a test looks whether a process is held.
@@ -149,8 +149,8 @@ pub(crate) fn check_store(path: &Path, context: &str) {
     let store = Store::open(path).expect("the store opens");
     let chunks = |record: &[u8], visit: &mut dyn FnMut(ChunkId)| {
         let point = Point::decode(record)?;
-        let chunks = point.record().all_chunks();
-        chunks.for_each(|chunk| visit(ChunkId(chunk.0)));
+        let chunks = chunks_of(point.record(), store.chunks());
+        chunks.into_iter().for_each(visit);
         Ok(())
     };
     let report = store
@@ -176,6 +176,7 @@ pub(crate) fn check_machine(bed: &Bed, name: &str, context: &str) {
     );
 
     let records = directory.join("records");
+    let packs = PackSet::open([directory.join("packs")]);
     let mut known = BTreeSet::new();
     let mut needed = BTreeSet::new();
     let info = bed.engine.machine(&machine(name));
@@ -186,13 +187,12 @@ pub(crate) fn check_machine(bed: &Bed, name: &str, context: &str) {
             break;
         };
         let point = Point::decode(&record).expect("a sound record");
-        needed.extend(point.record().all_chunks().map(|chunk| ChunkId(chunk.0)));
+        needed.extend(chunks_of(point.record(), &packs));
         next = point.record().parent.map(|parent| parent.to_string());
         known.insert(file);
     }
     assert_eq!(names(&records), known, "{context}: records");
 
-    let packs = PackSet::open([directory.join("packs")]);
     let used: BTreeSet<_> = needed
         .iter()
         .filter(|chunk| !chunk.is_zero())

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use smolvm_engine::{EngineError, MachineState, PointError, chain};
-use snapshot_format::{Point, PointRecord};
+use snapshot_format::{Arch, GuestOs, Point, PointRecord};
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::CpuidTable;
 
@@ -236,10 +236,10 @@ fn points_that_this_host_cannot_run_are_refused_with_the_reason() {
     };
     let cases: &[(&str, &str, Change)] = &[
         ("architecture", "aarch64", |record| {
-            record.host.architecture = "aarch64".to_owned()
+            record.host.arch = Arch::Aarch64
         }),
-        ("system", "darwin", |record| {
-            record.host.guest_os = "darwin".to_owned()
+        ("system", "unknown (77)", |record| {
+            record.host.guest_os = GuestOs::from_number(77)
         }),
         ("CPU feature", "", |record| {
             // Everything that leaf 7 can name: no host has all of it.

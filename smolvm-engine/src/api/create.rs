@@ -11,7 +11,7 @@ use crate::file_error::FileError;
 use crate::image::Image;
 use crate::kernel::Kernel;
 use crate::machine::{
-    DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile, MachineOrigin, MachineSpec,
+    BaseMap, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile, MachineOrigin, MachineSpec,
     RecordedState, create_overlay, replace_file,
 };
 use crate::name::MachineName;
@@ -220,7 +220,11 @@ fn fill_from_image(
     }
     let map = image.map()?;
     image.chunks().pin_into(&dir.packs(), map.chunks())?;
-    replace_file(&dir.disk().join(FIRST_BASE), &map.encode())?;
+    let base = BaseMap::of_image(map.chunks()).map_err(|error| EngineError::Invalid {
+        what: format!("the image cannot be a disk: {error}"),
+        hint: None,
+    })?;
+    replace_file(&dir.disk().join(FIRST_BASE), &base.encode())?;
     create_overlay(&dir.disk().join(FIRST_LAYER), disk_bytes)?;
     link_or_copy(&kernel.vmlinux_path(), &dir.kernel())?;
     let initramfs = kernel.initramfs(crate::GUEST_AGENT)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cas_store::{PackSet, PointId, Store};
 use durable_files::{OsBackend, Staging};
-use snapshot_format::{CheckpointId, IdPrefix, Point, PointRecord};
+use snapshot_format::{Arch, CheckpointId, GuestOs, IdPrefix, Point, PointRecord};
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::check_profile;
 
@@ -143,10 +143,10 @@ impl Engine {
             reason,
         };
         let host = &point.record().host;
-        if host.architecture != "x86_64" || host.guest_os != "linux" {
+        if host.arch != Arch::X86_64 || host.guest_os != GuestOs::Linux {
             return Err(unrestorable(format!(
                 "it is a {} {} guest, this version runs x86_64 linux guests",
-                host.architecture, host.guest_os
+                host.arch, host.guest_os
             )));
         }
         let hypervisor = backend::open(backend::choose(backend, self.home())?)?;
@@ -231,7 +231,7 @@ fn check_equal(options: &CreateFromOptions, record: &PointRecord) -> Result<(), 
     if options
         .cpu
         .as_ref()
-        .is_some_and(|cpu| *cpu != record.host.cpu_profile)
+        .is_some_and(|cpu| *cpu != record.host.cpu_profile.to_string())
     {
         differs.push(format!("--cpu {}", record.host.cpu_profile));
     }
@@ -263,7 +263,7 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
             cpus: u8::try_from(spec.vcpus).ok(),
             memory_bytes: spec.memory_bytes,
             disk_bytes: spec.disk_bytes,
-            cpu: Some(record.host.cpu_profile.clone()),
+            cpu: Some(record.host.cpu_profile.to_string()),
             backend: options.backend,
             environment,
             working_directory: options.working_directory.clone().or(recorded),

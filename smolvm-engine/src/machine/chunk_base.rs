@@ -5,8 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cas_store::{ChunkId, MAX_CHUNK_BYTES, ReadError};
 use cow_disk::BaseReader;
+use snapshot_format::map::MapError;
+use snapshot_format::{ChunkRef, MapReader, MapRoot, NodeSource};
 
-use super::{ChunkSource, is_damage};
+use super::base_map::BaseMap;
+use super::{ChunkSource, is_damage, node_of};
 
 /// Decoded chunks kept in memory; 64 KiB each.
 const CACHED_CHUNKS: usize = 64;
@@ -14,12 +17,30 @@ const CACHED_CHUNKS: usize = 64;
 /// Told about a chunk that is lost.
 pub(crate) type OnDamage = Arc<dyn Fn(&ReadError) + Send + Sync>;
 
-/// A disk's base given by a map of chunk ids, verified as they are read.
+/// A disk's base given by a map of chunks, verified as they are read.
 pub(crate) struct ChunkBase {
-    source: ChunkSource,
-    chunks: Vec<ChunkId>,
+    size_bytes: u64,
+    map: MapRoot,
+    reader: MapReader<BaseNodes>,
     cache: Mutex<Cache>,
     on_damage: Option<OnDamage>,
+}
+
+/// The nodes of a base's map: those that it brought along, and chunks.
+struct BaseNodes {
+    base: BaseMap,
+    chunks: ChunkSource,
+}
+
+impl NodeSource for BaseNodes {
+    type Error = ReadError;
+
+    fn node(&self, id: &ChunkRef) -> Result<Vec<u8>, ReadError> {
+        match self.base.nodes().get(id) {
+            Some(bytes) => Ok(bytes.to_vec()),
+            None => node_of(|bytes| self.chunks.get(&ChunkId(id.0), bytes)),
+        }
+    }
 }
 
 /// The most recently used chunks, newest last.
@@ -29,11 +50,12 @@ struct Cache {
 }
 
 impl ChunkBase {
-    /// A base of these chunks, in disk order.
-    pub(crate) fn new(source: ChunkSource, chunks: Vec<ChunkId>) -> Self {
+    /// A base with this map.
+    pub(crate) fn new(chunks: ChunkSource, base: BaseMap) -> Self {
         Self {
-            source,
-            chunks,
+            size_bytes: base.size_bytes(),
+            map: *base.map(),
+            reader: MapReader::new(BaseNodes { base, chunks }),
             cache: Mutex::default(),
             on_damage: None,
         }
@@ -45,31 +67,37 @@ impl ChunkBase {
         self
     }
 
+    fn tell(&self, error: &ReadError) {
+        if let Some(on_damage) = &self.on_damage
+            && is_damage(error)
+        {
+            on_damage(error);
+        }
+    }
+
     fn read_chunk(&self, id: &ChunkId, bytes: &mut [u8]) -> io::Result<usize> {
-        self.source.get(id, bytes).map_err(|error| {
-            if let Some(on_damage) = &self.on_damage
-                && is_damage(&error)
-            {
-                on_damage(&error);
-            }
+        let read = self.reader.source().chunks.get(id, bytes);
+        read.map_err(|error| {
+            self.tell(&error);
             io::Error::other(error)
         })
     }
 
     fn chunk(&self, index: u64) -> io::Result<Option<Arc<Vec<u8>>>> {
-        let id = self
-            .chunks
-            .get(index as usize)
-            .copied()
-            .unwrap_or(ChunkId::ZERO);
-        if id.is_zero() {
-            return Ok(None);
-        }
         if let Some(chunk) = self.cached(index) {
             return Ok(Some(chunk));
         }
+        let id = self.reader.get(&self.map, index).map_err(|error| {
+            if let MapError::Source { source, .. } = &error {
+                self.tell(source);
+            }
+            io::Error::other(error)
+        })?;
+        if id.is_zero() {
+            return Ok(None);
+        }
         let mut bytes = vec![0; MAX_CHUNK_BYTES];
-        let length = self.read_chunk(&id, &mut bytes)?;
+        let length = self.read_chunk(&ChunkId(id.0), &mut bytes)?;
         // A short last chunk reads as zero behind its end.
         bytes[length..].fill(0);
         let chunk = Arc::new(bytes);
@@ -117,6 +145,6 @@ impl BaseReader for ChunkBase {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.chunks.len() as u64 * MAX_CHUNK_BYTES as u64
+        self.size_bytes
     }
 }

@@ -1,5 +1,6 @@
 //! A machine as it lies in the home: one directory with an atomically replaced `machine.json`.
 
+mod base_map;
 mod change;
 mod chunk_base;
 mod chunk_source;
@@ -8,8 +9,10 @@ mod disk;
 mod file;
 mod holders;
 mod log_file;
+mod maps;
 mod spec;
 
+pub(crate) use base_map::{BaseMap, BaseMapError};
 pub(crate) use change::Change;
 pub(crate) use chunk_base::{ChunkBase, OnDamage};
 pub(crate) use chunk_source::{ChunkSource, is_damage};
@@ -19,4 +22,5 @@ pub(crate) use disk::create_overlay;
 pub use file::MachineOrigin;
 pub(crate) use file::{DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState};
 pub(crate) use log_file::{BoundedLog, open_log};
+pub(crate) use maps::{MapReadError, NodesIn, needed_chunks, node_of};
 pub use spec::{Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineSpec};

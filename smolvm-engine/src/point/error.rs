@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use cas_store::{ReadError, StoreError};
+use snapshot_format::map::MapError;
 use snapshot_format::{CheckpointId, DecodeError, LimitError, LineageError, ResolveError};
 use thiserror::Error;
 
@@ -75,6 +76,9 @@ pub enum PointError {
     /// Chunks could not be read.
     #[error(transparent)]
     Read(#[from] ReadError),
+    /// A chunk map of a point cannot be read.
+    #[error(transparent)]
+    Map(#[from] MapError<ReadError>),
     /// The record would be too large.
     #[error("the point is too large to be recorded")]
     Limit(#[from] LimitError),

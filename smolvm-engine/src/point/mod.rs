@@ -8,6 +8,4 @@ mod publish;
 pub(crate) use checkpoint_dir::{CheckpointDir, SUFFIX};
 pub use error::PointError;
 pub(crate) use history::{History, read_point, record_file_name};
-pub(crate) use publish::{
-    Publication, chunk_ids, link_record, publish, sync_directory, write_synced,
-};
+pub(crate) use publish::{Publication, link_record, publish, sync_directory, write_synced};

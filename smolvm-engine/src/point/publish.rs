@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 
 use cas_store::{ChunkId, PackSet, STAGING_MARK, SealedCapture};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use snapshot_format::Point;
 
 use super::checkpoint_dir::CheckpointDir;
 use super::error::PointError;
 use super::history::{History, record_file_name};
 use crate::file_error::FileError;
+use crate::machine::needed_chunks;
 use crate::phase::Phase;
 
 /// What is published.
 pub(crate) struct Publication<'a> {
     /// Where; must not exist.
     pub(crate) target: &'a Path,
-    /// The new point.
-    pub(crate) point: &'a Point,
-    /// Its bytes.
+    /// The new point's record.
     pub(crate) record: &'a [u8],
+    /// The chunks that it needs.
+    pub(crate) chunks: &'a [ChunkId],
     /// Earlier points, newest first.
     pub(crate) earlier: Option<&'a History>,
     /// Chunks of the earlier points.
@@ -43,18 +43,16 @@ pub(crate) fn publish(publication: &Publication<'_>) -> Result<Published, PointE
     for path in [dir.packs(), dir.generations()] {
         make_directory(&path)?;
     }
-    let ids = chunk_ids(publication.point);
-    publication.sealed.pin_into(&dir.packs(), &ids)?;
-    for (point, file) in publication
-        .earlier
-        .iter()
-        .flat_map(|history| history.with_files())
-    {
-        publication
-            .earlier_packs
-            .pin_into(&dir.packs(), &chunk_ids(point))?;
-        let name = record_file_name(&point.id());
-        link_record(file, &dir.generations().join(name))?;
+    publication
+        .sealed
+        .pin_into(&dir.packs(), publication.chunks)?;
+    if let Some(earlier) = publication.earlier {
+        let ids = needed_chunks(earlier.points(), publication.earlier_packs)?;
+        publication.earlier_packs.pin_into(&dir.packs(), &ids)?;
+        for (point, file) in earlier.with_files() {
+            let name = record_file_name(&point.id());
+            link_record(file, &dir.generations().join(name))?;
+        }
     }
     write_synced(&dir.record(), publication.record)?;
     for path in [dir.generations(), staging.path.clone()] {
@@ -62,18 +60,6 @@ pub(crate) fn publish(publication: &Publication<'_>) -> Result<Published, PointE
     }
     Phase::Staged.reached();
     staging.publish(target)
-}
-
-/// The ids of all chunks of a point.
-pub(crate) fn chunk_ids(point: &Point) -> Vec<ChunkId> {
-    let mut ids: Vec<ChunkId> = point
-        .record()
-        .all_chunks()
-        .map(|chunk| ChunkId(chunk.0))
-        .collect();
-    ids.sort_unstable();
-    ids.dedup();
-    ids
 }
 
 /// Puts a record at `to`, by link where possible.

@@ -4,18 +4,17 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cas_store::{ChunkId, PackSet};
+use cas_store::PackSet;
 use snapshot_format::Point;
 use snapshot_format::verify::ROOT_DISK;
 
 use super::place::{FoundPoint, PlaceError};
 use crate::file_error::FileError;
-use crate::image::ImageMap;
 use crate::machine::{
-    MachineDir, MachineFile, MachineOrigin, RecordedState, create_overlay, replace_file,
-    sync_directory,
+    BaseMap, MachineDir, MachineFile, MachineOrigin, RecordedState, create_overlay, needed_chunks,
+    replace_file, sync_directory,
 };
-use crate::point::{PointError, chunk_ids, link_record, record_file_name};
+use crate::point::{PointError, link_record, record_file_name};
 
 /// Directory in a machine's own in which the target of an undo is held until the machine pins it.
 const HELD: &str = "target";
@@ -65,8 +64,9 @@ impl HeldPoint {
     }
 
     fn link(&self, found: &FoundPoint, packs: &Path, records: &Path) -> Result<(), PlaceError> {
+        let ids = needed_chunks(found.history.points(), &found.packs).map_err(PointError::from)?;
+        found.packs.pin_into(packs, &ids)?;
         for (point, file) in found.history.with_files() {
-            found.packs.pin_into(packs, &chunk_ids(point))?;
             let name = record_file_name(&point.id());
             let (to, held) = (records.join(&name), self.records().join(&name));
             let from = if held.exists() { &held } else { file };
@@ -127,8 +127,7 @@ pub(crate) fn prepare_disk(
             break names;
         }
     };
-    let map = ImageMap::new(disk.chunks.iter().map(|chunk| ChunkId(chunk.0)).collect());
-    replace_file(&dir.disk().join(&base), &map.encode())?;
+    replace_file(&dir.disk().join(&base), &BaseMap::of_point(disk).encode())?;
     create_overlay(&dir.disk().join(&layer), disk.size_bytes)?;
     sync_directory(&dir.disk())?;
     Ok(PreparedDisk { base, layer, next })
@@ -146,7 +145,7 @@ impl PreparedDisk {
         machine.disk.layers = vec![self.layer];
         machine.disk.next = self.next;
         machine.spec.cpus = u8::try_from(record.spec.vcpus).ok();
-        machine.spec.cpu = Some(record.host.cpu_profile.clone());
+        machine.spec.cpu = Some(record.host.cpu_profile.to_string());
         machine.head = Some(point.id().to_string());
         machine.restore = Some(point.id().to_string());
         machine.state = RecordedState::Stopped;

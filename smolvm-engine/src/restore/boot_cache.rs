@@ -4,16 +4,17 @@
 //! cache may be removed at any time. A file that no machine has any more goes when another has to be written.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet};
-use snapshot_format::Blob;
+use snapshot_format::{Blob, CHUNK_BYTES, MapReader};
 
 use crate::error_chain::chain;
 use crate::file_error::FileError;
 use crate::home::{Home, make_private_dir};
+use crate::machine::NodesIn;
 use crate::point::PointError;
 
 /// Where the files are.
@@ -84,30 +85,29 @@ impl BootCache {
     }
 }
 
-/// The blob's name: the digest of its size and its chunks' ids.
+/// The blob's name: the digest of its size and its map.
 fn name(blob: &Blob) -> String {
     let mut digest = blake3::Hasher::new();
     digest.update(&blob.size_bytes.to_le_bytes());
-    for chunk in blob.chunks.iter() {
-        digest.update(&chunk.0);
-    }
+    digest.update(&[blob.map.level()]);
+    digest.update(&blob.map.node().0);
     digest.finalize().to_hex().to_string()
 }
 
 /// Writes a blob of a point as a file, verified.
 fn write(packs: &PackSet, blob: &Blob, path: &Path) -> Result<(), PointError> {
-    let mut file = File::create_new(path).map_err(FileError::at("create", path))?;
-    let mut left = blob.size_bytes;
+    let file = File::create_new(path).map_err(FileError::at("create", path))?;
+    // Where nothing is written it reads as zero, and takes no room.
+    file.set_len(blob.size_bytes)
+        .map_err(FileError::at("write", path))?;
     let mut bytes = vec![0; MAX_CHUNK_BYTES];
-    for chunk in blob.chunks.iter() {
-        let want = left.min(MAX_CHUNK_BYTES as u64) as usize;
-        let length = packs
-            .get(&ChunkId(chunk.0), &mut bytes)
-            .map_err(PointError::from)?;
-        bytes[length..].fill(0);
-        file.write_all(&bytes[..want])
+    for found in MapReader::new(NodesIn(packs)).data(&blob.map) {
+        let (index, chunk) = found?;
+        let at = index * CHUNK_BYTES;
+        let length = packs.get(&ChunkId(chunk.0), &mut bytes)?;
+        let inside = length.min(blob.size_bytes.saturating_sub(at) as usize);
+        file.write_all_at(&bytes[..inside], at)
             .map_err(FileError::at("write", path))?;
-        left -= want as u64;
     }
     Ok(())
 }
@@ -115,7 +115,7 @@ fn write(packs: &PackSet, blob: &Blob, path: &Path) -> Result<(), PointError> {
 #[cfg(test)]
 mod tests {
     use cas_store::{CaptureOptions, Store};
-    use snapshot_format::{ChunkMap, ChunkRef};
+    use snapshot_format::{ChunkRef, MapNodes};
 
     use super::*;
 
@@ -136,18 +136,18 @@ mod tests {
         let mut bytes = vec![7; MAX_CHUNK_BYTES];
         bytes.extend(vec![0; MAX_CHUNK_BYTES]);
         bytes.extend([1, 2, 3]);
-        let mut chunks = ChunkMap::new();
-        for chunk in bytes.chunks(MAX_CHUNK_BYTES) {
-            chunks.push(ChunkRef(capture.put(chunk).unwrap().0));
-        }
+        let chunks = bytes.chunks(MAX_CHUNK_BYTES);
+        let mut ids: Vec<_> = chunks.map(|chunk| capture.put(chunk).unwrap()).collect();
+        let mut nodes = MapNodes::new();
+        let map = nodes.build((0..).zip(ids.iter().map(|id| ChunkRef(id.0))));
+        ids.extend(nodes.iter().map(|(_, node)| capture.put(node).unwrap()));
         let sealed = capture.seal().unwrap();
-        let ids: Vec<_> = chunks.data().iter().map(|id| ChunkId(id.0)).collect();
         fs::create_dir(directory.join("packs")).unwrap();
         sealed.pin_into(&directory.join("packs"), &ids).unwrap();
         let packs = PackSet::open([directory.join("packs")]);
         Bed {
             cache: BootCache::new(&Home::at(directory.join("home"))),
-            blob: Blob::new(bytes.len() as u64, chunks),
+            blob: Blob::new(bytes.len() as u64, map.unwrap()),
             packs,
             bytes,
             directory: place,

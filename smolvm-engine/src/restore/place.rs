@@ -4,14 +4,15 @@ use std::fs;
 
 use cas_store::{ChunkId, PackSet, StoreError};
 use snapshot_format::verify::ROOT_DISK;
-use snapshot_format::{ChunkRef, Level, Point, verify};
+use snapshot_format::{ChunkLookup, ChunkRef, Level, NodeSource, Point, verify, verify_chunks};
 use thiserror::Error;
 
 use super::BootCache;
 use crate::file_error::FileError;
-use crate::image::ImageMap;
-use crate::machine::{MachineDir, MachineDirError, create_overlay, replace_file};
-use crate::point::{History, PointError, chunk_ids, link_record, record_file_name};
+use crate::machine::{
+    BaseMap, MachineDir, MachineDirError, NodesIn, create_overlay, needed_chunks, replace_file,
+};
+use crate::point::{History, PointError, link_record, record_file_name};
 
 /// Findings that an error names at most.
 const MAX_NAMED_FINDINGS: usize = 5;
@@ -37,9 +38,10 @@ pub(crate) enum PlaceError {
 
 /// Refuses a point whose parts do not fit one another, or whose chunks are not there.
 pub(crate) fn check_sound(point: &Point, packs: &PackSet) -> Result<(), PointError> {
-    let has = |chunk: &ChunkRef| packs.contains(&ChunkId(chunk.0)).unwrap_or(false);
-    let errors = verify(point.record(), &has)
-        .into_iter()
+    let record = point.record();
+    let found = verify(record).into_iter();
+    let errors = found
+        .chain(verify_chunks(record, &InPacks(packs)))
         .filter(|finding| finding.level == Level::Error)
         .map(|finding| finding.problem.to_string())
         .take(MAX_NAMED_FINDINGS);
@@ -53,6 +55,19 @@ pub(crate) fn check_sound(point: &Point, packs: &PackSet) -> Result<(), PointErr
     })
 }
 
+/// Chunks of packs, for verification.
+struct InPacks<'a>(&'a PackSet);
+
+impl ChunkLookup for InPacks<'_> {
+    fn has(&self, chunk: &ChunkRef) -> bool {
+        self.0.contains(&ChunkId(chunk.0)).unwrap_or(false)
+    }
+
+    fn node(&self, node: &ChunkRef) -> Option<Vec<u8>> {
+        NodesIn(self.0).node(node).ok()
+    }
+}
+
 /// Puts everything that the machine needs into its own directory.
 pub(crate) fn fill_from_point(
     dir: &MachineDir,
@@ -62,8 +77,9 @@ pub(crate) fn fill_from_point(
     for path in [dir.packs(), dir.records(), dir.disk()] {
         fs::create_dir(&path).map_err(FileError::at("create directory", &path))?;
     }
+    let ids = needed_chunks(found.history.points(), &found.packs).map_err(PointError::from)?;
+    found.packs.pin_into(&dir.packs(), &ids)?;
     for (point, file) in found.history.with_files() {
-        found.packs.pin_into(&dir.packs(), &chunk_ids(point))?;
         link_record(file, &dir.records().join(record_file_name(&point.id())))?;
     }
     let own = PackSet::open([dir.packs()]);
@@ -72,8 +88,8 @@ pub(crate) fn fill_from_point(
         id: found.history.points()[0].id().short(),
         findings: vec!["it has no root disk".to_owned()],
     })?;
-    let map = ImageMap::new(disk.chunks.iter().map(|chunk| ChunkId(chunk.0)).collect());
-    replace_file(&dir.disk().join("base-0.map"), &map.encode())?;
+    let base = BaseMap::of_point(disk).encode();
+    replace_file(&dir.disk().join("base-0.map"), &base)?;
     create_overlay(&dir.disk().join("layer-1"), disk.size_bytes)?;
     cache.place(&record.boot.kernel, &own, &dir.kernel())?;
     Ok(cache.place(&record.boot.initramfs, &own, &dir.initramfs())?)

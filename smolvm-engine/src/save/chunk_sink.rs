@@ -1,16 +1,17 @@
 //! From the window into the store: chunks of memory are hashed, compressed and written.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use cas_store::{Capture, ChunkId, MAX_CHUNK_BYTES, PackSet, StoreError};
-use snapshot_format::{ChunkMap, ChunkRef, MemoryRegion, Point};
+use cas_store::{Capture, MAX_CHUNK_BYTES, StoreError};
+use snapshot_format::{CHUNK_BYTES, ChunkRef, MapRoot, MemoryRegion, Point};
 use thiserror::Error;
 use vmm_core::ram::{RamLayout, RamLayoutError};
 use vmm_core::x86::ram_layout;
 
-use super::disk_capture::{self, DiskCaptureError};
+use super::maps::{Maps, MapsError};
 use crate::channel::capture::CapturedChunk;
 use crate::on_threads::for_all;
 
@@ -26,7 +27,7 @@ pub(crate) enum SinkError {
     #[error(transparent)]
     Layout(#[from] RamLayoutError),
     #[error(transparent)]
-    Adopt(#[from] DiskCaptureError),
+    Maps(#[from] MapsError),
 }
 
 /// Takes a machine's memory in.
@@ -34,34 +35,23 @@ pub(crate) struct ChunkSink<'a> {
     capture: &'a Capture,
     layout: RamLayout,
     window: File,
-    /// One entry per 64 KiB of memory, over all regions.
-    chunks: Vec<ChunkRef>,
-    /// Which entries came in this capture.
-    fresh: Vec<bool>,
+    /// What came, by number of 64 KiB over all regions.
+    changes: BTreeMap<u64, ChunkRef>,
+    /// Such numbers there are.
+    count: u64,
     seen_bytes: u64,
 }
 
 impl<'a> ChunkSink<'a> {
-    /// A sink for memory of `memory_bytes` that is equal to `base` where nothing else comes.
-    pub(crate) fn new(
-        capture: &'a Capture,
-        base: Option<&Point>,
-        memory_bytes: u64,
-    ) -> Result<Self, SinkError> {
+    /// A sink for memory of `memory_bytes`.
+    pub(crate) fn new(capture: &'a Capture, memory_bytes: u64) -> Result<Self, SinkError> {
         let layout = ram_layout(memory_bytes)?;
-        let count = (layout.total_bytes() / MAX_CHUNK_BYTES as u64) as usize;
-        let mut chunks = Vec::with_capacity(count);
-        for region in base.iter().flat_map(|point| &point.record().memory) {
-            chunks.extend(region.chunks.iter());
-        }
-        chunks.resize(count, ChunkRef::ZERO);
-        let window = new_window().map_err(SinkError::Window)?;
         Ok(Self {
             capture,
+            window: new_window().map_err(SinkError::Window)?,
+            changes: BTreeMap::new(),
+            count: layout.total_bytes() / CHUNK_BYTES,
             layout,
-            window,
-            fresh: vec![false; count],
-            chunks,
             seen_bytes: 0,
         })
     }
@@ -84,9 +74,10 @@ impl<'a> ChunkSink<'a> {
             failures.cause(|error| matches!(error, SinkError::Store(StoreError::CaptureFailed)))
         })?;
         for (chunk, id) in stored {
-            let index = usize::try_from(chunk).map_err(|_| SinkError::Bounds)?;
-            *self.chunks.get_mut(index).ok_or(SinkError::Bounds)? = id;
-            self.fresh[index] = true;
+            if chunk >= self.count {
+                return Err(SinkError::Bounds);
+            }
+            self.changes.insert(chunk, id);
         }
         Ok(batch.iter().filter_map(|chunk| chunk.slot).collect())
     }
@@ -107,31 +98,29 @@ impl<'a> ChunkSink<'a> {
         Ok((chunk, ChunkRef(self.capture.put(bytes)?.0)))
     }
 
-    /// Brings in what did not change, from the machine's own packs, and returns the maps.
-    pub(crate) fn finish(self, machine_packs: &PackSet) -> Result<Vec<MemoryRegion>, SinkError> {
-        let unchanged: Vec<ChunkId> = self
-            .chunks
-            .iter()
-            .zip(&self.fresh)
-            .filter(|(chunk, fresh)| !**fresh && !chunk.is_zero())
-            .map(|(chunk, _)| ChunkId(chunk.0))
-            .collect();
-        disk_capture::adopt(self.capture, machine_packs, unchanged)?;
-        let mut chunks = self.chunks.into_iter();
-        let regions = self.layout.regions().iter().map(|region| {
-            let count = (region.bytes / MAX_CHUNK_BYTES as u64) as usize;
-            let mut map = ChunkMap::new();
-            chunks
-                .by_ref()
-                .take(count)
-                .for_each(|chunk| map.push(chunk));
-            MemoryRegion {
+    /// The maps of all regions: those of `base` where nothing came.
+    pub(crate) fn finish(
+        mut self,
+        base: Option<&Point>,
+        maps: &Maps<'_>,
+    ) -> Result<Vec<MemoryRegion>, SinkError> {
+        let mut before = base.iter().flat_map(|point| &point.record().memory);
+        let mut regions = Vec::new();
+        let mut first = 0;
+        for region in self.layout.regions() {
+            let behind = first + region.bytes / CHUNK_BYTES;
+            let later = self.changes.split_off(&behind);
+            let here = std::mem::replace(&mut self.changes, later);
+            let changes = here.into_iter().map(|(index, id)| (index - first, id));
+            let former = before.next().map_or(MapRoot::ZEROS, |region| region.map);
+            regions.push(MemoryRegion {
                 start_gpa: region.start.0,
                 size_bytes: region.bytes,
-                chunks: map,
-            }
-        });
-        Ok(regions.collect())
+                map: maps.change(&former, &changes.collect())?,
+            });
+            first = behind;
+        }
+        Ok(regions)
     }
 }
 

@@ -1,29 +1,31 @@
 //! The disk's part of a capture: its base's chunks, and anew what the layers changed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use cas_store::{Capture, ChunkId, MAX_CHUNK_BYTES, PackSet, StoreError};
+use cas_store::{Capture, MAX_CHUNK_BYTES, StoreError};
 use cow_disk::{
-    Base, BlockDevice, DiskError, Layer, LayerError, LayeredDisk, Overlay, OverlayError,
+    Base, BlockDevice, DiskError, ExtentKind, Layer, LayerError, LayeredDisk, Overlay,
+    OverlayError, changed_extents,
 };
 use snapshot_format::verify::ROOT_DISK;
-use snapshot_format::{ChunkMap, ChunkRef, DiskMap};
+use snapshot_format::{ChunkRef, DiskMap};
 use thiserror::Error;
 
+use super::maps::{Maps, MapsError};
 use crate::file_error::FileError;
-use crate::image::{ImageMap, MapError};
-use crate::machine::{ChunkBase, ChunkSource, MachineDir, MachineFile};
+use crate::machine::{BaseMap, BaseMapError, ChunkBase, ChunkSource, MachineDir, MachineFile};
 
 /// Why the disk could not be captured.
 #[derive(Debug, Error)]
 pub(crate) enum DiskCaptureError {
     #[error(transparent)]
     Io(#[from] FileError),
-    #[error("the disk's base")]
-    Map(#[from] MapError),
+    #[error(transparent)]
+    Base(#[from] BaseMapError),
     #[error("a layer of the disk")]
     Overlay(#[from] OverlayError),
     #[error(transparent)]
@@ -32,20 +34,18 @@ pub(crate) enum DiskCaptureError {
     Disk(#[from] DiskError),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("{count} chunks are in none of the machine's packs")]
-    Missing { count: usize },
+    #[error(transparent)]
+    Maps(#[from] MapsError),
 }
 
 /// Stores the disk as it was when its top became what is last but one in `machine` now.
 pub(crate) fn capture_disk(
     dir: &MachineDir,
     machine: &MachineFile,
+    base: &BaseMap,
     capture: &Capture,
-    machine_packs: &PackSet,
+    maps: &Maps<'_>,
 ) -> Result<Vec<DiskMap>, DiskCaptureError> {
-    let base_path = dir.disk().join(&machine.disk.base);
-    let base =
-        ImageMap::decode(&std::fs::read(&base_path).map_err(FileError::at("read", &base_path))?)?;
     let sealed = &machine.disk.layers[..machine.disk.layers.len() - 1];
     let layers: Result<Vec<Layer>, DiskCaptureError> = sealed
         .iter()
@@ -53,36 +53,25 @@ pub(crate) fn capture_disk(
         .collect();
     let layers = layers?;
 
-    let changed = changed_chunks(&layers);
-    let disk = open_disk(dir, machine, &base, layers)?;
-    let count = machine.spec.disk_bytes.div_ceil(MAX_CHUNK_BYTES as u64);
-    let mut map = ChunkMap::new();
-    let mut unchanged = Vec::new();
-    let mut bytes = vec![0; MAX_CHUNK_BYTES];
-    for index in 0..count {
-        if changed.contains(&index) {
-            let at = index * MAX_CHUNK_BYTES as u64;
-            let length = (machine.spec.disk_bytes - at).min(MAX_CHUNK_BYTES as u64) as usize;
-            disk.read_at(at, &mut bytes[..length])?;
-            map.push(ChunkRef(capture.put(&bytes[..length])?.0));
-        } else {
-            let id = base
-                .chunks()
-                .get(index as usize)
-                .copied()
-                .unwrap_or(ChunkId::ZERO);
-            map.push(ChunkRef(id.0));
-            if !id.is_zero() {
-                unchanged.push(id);
-            }
-        }
-    }
-    adopt(capture, machine_packs, unchanged)?;
     let size_bytes = machine.spec.disk_bytes;
+    let changed = Changed::of(&layers);
+    let disk = open_disk(dir, machine, base.clone(), layers)?;
+    let mut changes = BTreeMap::new();
+    let mut bytes = vec![0; MAX_CHUNK_BYTES];
+    for index in changed.rewritten {
+        let at = index * MAX_CHUNK_BYTES as u64;
+        let length = size_bytes.saturating_sub(at).min(MAX_CHUNK_BYTES as u64) as usize;
+        disk.read_at(at, &mut bytes[..length])?;
+        changes.insert(index, ChunkRef(capture.put(&bytes[..length])?.0));
+    }
+    for range in changed.zeroed {
+        let places = maps.data_places(base.map(), range)?;
+        changes.extend(places.into_iter().map(|index| (index, ChunkRef::ZERO)));
+    }
     Ok(vec![DiskMap {
         name: ROOT_DISK.to_owned(),
         size_bytes,
-        chunks: map,
+        map: maps.change(base.map(), &changes)?,
     }])
 }
 
@@ -100,43 +89,45 @@ pub(crate) fn has_changes(
     Ok(false)
 }
 
-/// Makes chunks of the machine's packs part of the capture.
-pub(crate) fn adopt(
-    capture: &Capture,
-    machine_packs: &PackSet,
-    ids: Vec<ChunkId>,
-) -> Result<(), DiskCaptureError> {
-    let adopted = capture.adopt(machine_packs, &ids)?;
-    let mut missing = adopted.missing.len();
-    for id in &ids {
-        if !capture.reference(id)? {
-            missing += 1;
-        }
-    }
-    if missing > 0 {
-        return Err(DiskCaptureError::Missing { count: missing });
-    }
-    Ok(())
+/// The chunks that layers change.
+struct Changed {
+    /// To be read.
+    rewritten: BTreeSet<u64>,
+    /// Wholly zero now. A discard may cover the whole disk: such chunks are not counted one by one.
+    zeroed: Vec<Range<u64>>,
 }
 
-/// Numbers of the chunks that some layer changed.
-fn changed_chunks(layers: &[Layer]) -> BTreeSet<u64> {
-    let chunk = MAX_CHUNK_BYTES as u64;
-    let extents = layers.iter().flat_map(Layer::changed_extents);
-    extents
-        .flat_map(|extent| extent.offset_bytes / chunk..extent.end_bytes().div_ceil(chunk))
-        .collect()
+impl Changed {
+    fn of(layers: &[Layer]) -> Self {
+        let chunk = MAX_CHUNK_BYTES as u64;
+        let mut changed = Self {
+            rewritten: BTreeSet::new(),
+            zeroed: Vec::new(),
+        };
+        for extent in changed_extents(layers) {
+            let touched = extent.offset_bytes / chunk..extent.end_bytes().div_ceil(chunk);
+            let whole = extent.offset_bytes.div_ceil(chunk)..extent.end_bytes() / chunk;
+            if extent.kind == ExtentKind::Data || whole.is_empty() {
+                changed.rewritten.extend(touched);
+            } else {
+                changed.rewritten.extend(touched.start..whole.start);
+                changed.rewritten.extend(whole.end..touched.end);
+                changed.zeroed.push(whole);
+            }
+        }
+        changed
+    }
 }
 
 /// The sealed layers of a disk under an empty, nameless top: to be read, or merged.
 pub(crate) fn open_disk(
     dir: &MachineDir,
     machine: &MachineFile,
-    base: &ImageMap,
+    base: BaseMap,
     layers: Vec<Layer>,
 ) -> Result<LayeredDisk, DiskCaptureError> {
     let source = ChunkSource::new(&[dir.packs()], Vec::new());
-    let reader = ChunkBase::new(source, base.chunks().to_vec());
+    let reader = ChunkBase::new(source, base);
     let top = tempfile::tempfile_in(dir.disk())
         .map_err(FileError::at("create a file in", &dir.disk()))?;
     let top = Overlay::create(top, machine.spec.disk_bytes)?;

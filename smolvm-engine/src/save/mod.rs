@@ -2,4 +2,5 @@
 
 pub(crate) mod chunk_sink;
 pub(crate) mod disk_capture;
+pub(crate) mod maps;
 pub(crate) mod record;

@@ -1,8 +1,8 @@
 //! The record of a point, put together from what a capture brought.
 
 use snapshot_format::{
-    BootBlobs, CHUNK_BYTES, DiskMap, HostContract, MachineSpec, MemoryRegion, PointRecord,
-    StateRecord, WallTime,
+    AgentVersion, Arch, BootBlobs, DiskMap, GuestOs, HostContract, MachineModel, MachineSpec,
+    MemoryRegion, PointRecord, StateRecord, UnknownName, WallTime,
 };
 use thiserror::Error;
 use vmm_core::machine::X86MachineRecord;
@@ -15,6 +15,8 @@ use crate::machine::{MachineFile, MachineOrigin};
 pub(crate) enum RecordError {
     #[error(transparent)]
     Unit(#[from] UnitError),
+    #[error("what runs the machine has no number in a record")]
+    Host(#[from] UnknownName),
     #[error("the id of the head is damaged")]
     Head(#[from] snapshot_format::InvalidId),
 }
@@ -29,7 +31,7 @@ pub(crate) struct Host<'a> {
 }
 
 /// Everything that consists of chunks.
-pub(crate) struct Maps {
+pub(crate) struct Parts {
     pub(crate) memory: Vec<MemoryRegion>,
     pub(crate) disk: Vec<DiskMap>,
     pub(crate) boot: BootBlobs,
@@ -42,42 +44,34 @@ pub(crate) fn assemble(
     message: &str,
     taken: WallTime,
     states: Vec<StateRecord>,
-    maps: Maps,
+    parts: Parts,
 ) -> Result<PointRecord, RecordError> {
     let cpu = X86MachineRecord::find(&states)?;
-    let data_chunks = maps
-        .memory
-        .iter()
-        .map(|region| region.chunks.data_len())
-        .sum::<u64>()
-        + maps
-            .disk
-            .iter()
-            .map(|disk| disk.chunks.data_len())
-            .sum::<u64>();
     Ok(PointRecord {
         machine: machine.name.to_string(),
         taken,
         message: message.to_owned(),
         parent: machine.head.as_deref().map(str::parse).transpose()?,
         host: HostContract {
-            guest_os: "linux".to_owned(),
-            architecture: "x86_64".to_owned(),
-            backend: host.backend.to_owned(),
+            guest_os: GuestOs::Linux,
+            arch: Arch::X86_64,
+            backend: host.backend.parse()?,
             cpu_vendor: cpu.vendor(),
-            cpu_profile: host.cpu.to_owned(),
+            cpu_profile: host.cpu.parse()?,
             tsc_khz: cpu.tsc_khz.into(),
             page_size_bytes: 4096,
-            machine_model: 1,
+            machine_model: MachineModel(1),
         },
         spec: spec_of(machine, host.vcpus),
-        memory: maps.memory,
-        disks: maps.disk,
-        boot: maps.boot,
+        memory: parts.memory,
+        disks: parts.disk,
+        boot: parts.boot,
         states,
-        agent_protocol: agent_protocol::hello::MAX_VERSION.into(),
-        data_bytes: data_chunks * CHUNK_BYTES,
+        agent: AgentVersion(agent_protocol::hello::MAX_VERSION.into()),
+        // Counted when the maps are complete.
+        data_bytes: 0,
         in_flight: Vec::new(),
+        processes: None,
     })
 }
 

@@ -17,12 +17,15 @@ use snapshot_format::{Point, StateRecord};
 use self::dialogue::Switched;
 pub(crate) use self::error::CheckpointError;
 use self::head::Merged;
+use self::publication::NewPoint;
 use super::shared::Shared;
 use crate::channel::capture::UnitState;
 use crate::channel::control::{CheckpointDone, CheckpointRequest};
+use crate::machine::BaseMap;
 use crate::phase::Phase;
-use crate::point::{PointError, chunk_ids};
+use crate::point::PointError;
 use crate::save::chunk_sink::ChunkSink;
+use crate::save::maps::Maps;
 use crate::save::{disk_capture, record};
 
 /// How long the guest may take to write its page cache out, before the capture.
@@ -133,15 +136,18 @@ impl Run<'_> {
         self.add_merged(state, &mut machine)?;
         Phase::LayerAdded.reached();
         let base = state.base.clone();
-        let mut sink = ChunkSink::new(&capture, base.as_deref(), machine.spec.memory_bytes)?;
+        let disk_base = BaseMap::read(&self.shared.dir.disk().join(&machine.disk.base))?;
+        let maps = Maps::new(&capture, machine_packs, &disk_base);
+        let mut sink = ChunkSink::new(&capture, machine.spec.memory_bytes)?;
         let instant = self.receive(&mut machine, base.is_none(), &mut sink, progress)?;
-        let memory = sink.finish(machine_packs)?;
+        let memory = sink.finish(base.as_deref(), &maps)?;
         Phase::MemoryStored.reached();
         progress("disk", 0, None);
-        let disk = disk_capture::capture_disk(&self.shared.dir, &machine, &capture, machine_packs)?;
+        let disk =
+            disk_capture::capture_disk(&self.shared.dir, &machine, &disk_base, &capture, &maps)?;
         Phase::DiskStored.reached();
-        let boot = self.boot_blobs(&machine, &capture, machine_packs)?;
-        let record = record::assemble(
+        let boot = self.boot_blobs(&machine, &capture, &maps)?;
+        let mut record = record::assemble(
             &machine,
             record::Host {
                 backend: &self.shared.backend,
@@ -151,10 +157,10 @@ impl Run<'_> {
             &request.message,
             instant.taken,
             to_records(instant.states),
-            record::Maps { memory, disk, boot },
+            record::Parts { memory, disk, boot },
         )?;
+        let ids = maps.complete(&mut record)?;
         let (point, bytes) = Point::seal(record).map_err(PointError::from)?;
-        let ids = chunk_ids(&point);
         capture.limit_packs(&ids, MAX_PACKS_PER_POINT)?;
         let data_before = capture.stats();
         if !progress("publishing", 0, None) {
@@ -163,9 +169,15 @@ impl Run<'_> {
         let sealed = capture.seal()?;
         Phase::PacksSealed.reached();
         let pinned_before = self.pinned_packs()?;
+        let new = NewPoint {
+            point: &point,
+            record: &bytes,
+            chunks: &ids,
+            sealed: &sealed,
+        };
         let published = self
-            .pin_into_machine(&point, &bytes, &ids, &sealed)
-            .and_then(|()| self.publish(store, request, &machine, &point, &bytes, &sealed));
+            .pin_into_machine(&new)
+            .and_then(|()| self.publish(store, request, &machine, &new));
         if let Err(error) = published {
             self.unpin(&point.id(), &pinned_before);
             return Err(error);

@@ -1,16 +1,15 @@
 //! The layers of a disk while nothing runs on it: a fresh one for a restore, many made into one.
 
 use std::fs::{self, File};
-use std::io;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 
 use cow_disk::{Layer, LayerError, Overlay, OverlayError};
 use thiserror::Error;
 
 use crate::file_error::FileError;
-use crate::image::{ImageMap, MapError};
-use crate::machine::{Change, MachineDir, MachineDirError, MachineFile, create_overlay};
+use crate::machine::{
+    BaseMap, BaseMapError, Change, MachineDir, MachineDirError, MachineFile, create_overlay,
+};
 use crate::point::{PointError, sync_directory};
 use crate::save::disk_capture::{DiskCaptureError, open_disk, open_layer};
 
@@ -27,14 +26,8 @@ pub(super) enum LayersError {
     Point(#[from] PointError),
     #[error(transparent)]
     Create(#[from] FileError),
-    #[error("cannot read {}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("the disk's base")]
-    Map(#[from] MapError),
+    #[error(transparent)]
+    Base(#[from] BaseMapError),
     #[error(transparent)]
     Disk(#[from] DiskCaptureError),
     #[error("an empty layer")]
@@ -90,15 +83,13 @@ pub(super) fn merge_layers(dir: &MachineDir, machine: &mut MachineFile) -> Resul
         return Ok(());
     }
     let (top, former) = (top.clone(), sealed.to_vec());
-    let path = dir.disk().join(&machine.disk.base);
-    let base = fs::read(&path).map_err(|source| LayersError::Read { path, source })?;
-    let base = ImageMap::decode(&base)?;
+    let base = BaseMap::read(&dir.disk().join(&machine.disk.base))?;
     let layers = former.iter().map(|name| open_layer(&dir.disk().join(name)));
     let layers: Vec<Layer> = layers.collect::<Result<_, _>>()?;
     let Some(through) = layers.last().map(Layer::id) else {
         return Ok(());
     };
-    let disk = open_disk(dir, machine, &base, layers)?;
+    let disk = open_disk(dir, machine, base, layers)?;
     let (name, file) = new_layer(dir, machine)?;
     let merged = disk.flatten(through, Overlay::open(file)?, &mut |_, _| {
         ControlFlow::Continue(())
@@ -146,7 +137,7 @@ mod tests {
         for path in [dir.packs(), dir.disk()] {
             fs::create_dir(path).unwrap();
         }
-        let base = ImageMap::new(vec![cas_store::ChunkId::ZERO; 16]);
+        let base = BaseMap::of_image(&[cas_store::ChunkId::ZERO; 16]).unwrap();
         replace_file(&dir.disk().join("base-0.map"), &base.encode()).unwrap();
         let mut machine = MachineFile::for_tests();
         machine.spec.disk_bytes = DISK_BYTES;
@@ -166,15 +157,10 @@ mod tests {
     }
 
     fn content(dir: &MachineDir, machine: &MachineFile) -> Vec<u8> {
-        let base = fs::read(dir.disk().join(&machine.disk.base)).unwrap();
+        let base = BaseMap::read(&dir.disk().join(&machine.disk.base)).unwrap();
         let layers = machine.disk.layers.iter();
         let layers = layers.map(|name| open_layer(&dir.disk().join(name)).unwrap());
-        let disk = open_disk(
-            dir,
-            machine,
-            &ImageMap::decode(&base).unwrap(),
-            layers.collect(),
-        );
+        let disk = open_disk(dir, machine, base, layers.collect());
         let mut bytes = vec![0xff; DISK_BYTES as usize];
         disk.unwrap().read_at(0, &mut bytes).unwrap();
         bytes

@@ -5,13 +5,16 @@ use std::fs;
 use std::path::Path;
 
 use cas_store::{ChunkId, PackSet, StoreError};
-use snapshot_format::{CheckpointId, InvalidId};
+use snapshot_format::map::SeenNodes;
+use snapshot_format::{CheckpointId, ChunkRef, InvalidId, MapReader, NodeSource};
 use thiserror::Error;
 
 use crate::file_error::FileError;
-use crate::image::{ImageMap, MapError};
-use crate::machine::{MachineDir, MachineFile, RecordedState, TEMPORARY_PREFIX};
-use crate::point::{History, PointError, chunk_ids, read_point, record_file_name};
+use crate::machine::{
+    BaseMap, BaseMapError, MachineDir, MachineFile, MapReadError, NodesIn, RecordedState,
+    TEMPORARY_PREFIX, needed_chunks,
+};
+use crate::point::{History, PointError, read_point, record_file_name};
 
 /// Why a directory was not tidied, or not to the end.
 #[derive(Debug, Error)]
@@ -22,8 +25,10 @@ pub(super) enum TidyError {
     Id(#[from] InvalidId),
     #[error(transparent)]
     Point(#[from] PointError),
-    #[error("the disk's base")]
-    Map(#[from] MapError),
+    #[error(transparent)]
+    Base(#[from] BaseMapError),
+    #[error(transparent)]
+    Map(#[from] MapReadError),
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -55,14 +60,30 @@ fn tidy_files(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> 
 
 fn tidy_points(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> {
     let history = history(dir, machine)?;
-    let base = dir.disk().join(&machine.disk.base);
-    let base = ImageMap::decode(&fs::read(&base).map_err(FileError::at("read", &base))?)?;
     let points = history.iter().flat_map(History::points);
-    let mut needed: Vec<ChunkId> = points.clone().flat_map(chunk_ids).collect();
-    needed.extend(base.chunks());
-    PackSet::open([dir.packs()]).keep_only(&needed)?;
+    let packs = PackSet::open([dir.packs()]);
+    let mut needed = needed_chunks(points.clone(), &packs)?;
+    let base = BaseMap::read(&dir.disk().join(&machine.disk.base))?;
+    needed.extend(base_chunks(&base, &packs)?);
+    packs.keep_only(&needed)?;
     let records: HashSet<String> = points.map(|point| record_file_name(&point.id())).collect();
     remove_others(&dir.records(), |name| records.contains(name))
+}
+
+/// The chunks under the disk's layers, nodes of the map included.
+fn base_chunks(base: &BaseMap, packs: &PackSet) -> Result<Vec<ChunkId>, MapReadError> {
+    let nodes = |id: &ChunkRef| match base.nodes().get(id) {
+        Some(bytes) => Ok(bytes.to_vec()),
+        None => NodesIn(packs).node(id),
+    };
+    let mut chunks = Vec::new();
+    let visit = &mut |name: ChunkRef| {
+        if base.nodes().get(&name).is_none() {
+            chunks.push(ChunkId(name.0));
+        }
+    };
+    MapReader::new(nodes).visit_distinct(base.map(), &mut SeenNodes::default(), visit)?;
+    Ok(chunks)
 }
 
 /// The points that the machine keeps: its head and the earlier ones.

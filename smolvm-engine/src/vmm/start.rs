@@ -26,8 +26,7 @@ use super::disk::{RootDisk, WriteLog};
 use super::fill::{FillError, fill};
 use crate::backend::{self, BackendError};
 use crate::channel::messages::{ConsoleNote, StartDescriptors, StartMachine};
-use crate::image::{ImageMap, MapError};
-use crate::machine::{BoundedLog, ChunkBase, ChunkSource, OnDamage};
+use crate::machine::{BaseMap, BaseMapError, BoundedLog, ChunkBase, ChunkSource, OnDamage};
 use crate::phase::Phase;
 
 /// Largest kernel or initramfs in bytes.
@@ -44,8 +43,8 @@ pub(crate) enum StartError {
         #[source]
         source: io::Error,
     },
-    #[error("the disk's base: {0}")]
-    Map(#[from] MapError),
+    #[error(transparent)]
+    Base(#[from] BaseMapError),
     #[error(transparent)]
     Overlay(#[from] OverlayError),
     #[error(transparent)]
@@ -117,7 +116,7 @@ impl Parts {
         let top = layers
             .pop()
             .ok_or(StartError::MissingDescriptor(StartDescriptors::LAYERS))?;
-        let base = ImageMap::decode(&map)?.chunks().to_vec();
+        let base = BaseMap::decode(&map)?;
         let base = ChunkBase::new(chunks_for(&request), base).on_damage(on_damage.clone());
         let disk = LayeredDisk::from_files(Base::reader(Arc::new(base)), layers, top)?;
         Ok(Self {
@@ -261,9 +260,9 @@ impl Parts {
 
     /// Puts a new base under the disk that holds all that its layers up to `through` hold.
     pub(super) fn rebase(&self, map: OwnedFd, through: LayerId) -> Result<(), StartError> {
-        let map = ImageMap::decode(&read_all(&map.into(), "disk's base")?)?;
-        let base = ChunkBase::new(chunks_for(&self.request), map.chunks().to_vec())
-            .on_damage(self.on_damage.clone());
+        let base = BaseMap::decode(&read_all(&map.into(), "disk's base")?)?;
+        let base =
+            ChunkBase::new(chunks_for(&self.request), base).on_damage(self.on_damage.clone());
         self.disk.rebase(Base::reader(Arc::new(base)), through)?;
         Ok(())
     }

@@ -17,7 +17,7 @@ pub enum MapError<E: Error + 'static> {
         /// The node.
         node: ChunkRef,
         /// Why not.
-        source: E,
+        source: Box<E>,
     },
     /// A node's bytes are not those of a node.
     #[error("the node {node:.12} of a chunk map is malformed")]

@@ -82,7 +82,7 @@ impl MapRoot {
     /// Whether a part of `chunks` chunks can have this map: its topmost node would be lower if nothing lay beyond its
     /// first child.
     #[must_use]
-    pub(crate) fn fits(&self, chunks: u64) -> bool {
+    pub fn fits(&self, chunks: u64) -> bool {
         match self.level {
             0 => self.is_zeros() || chunks > 0,
             level => node::covered_chunks(level - 1) < chunks,

@@ -60,6 +60,9 @@ pub struct MapNode {
 }
 
 impl MapNode {
+    /// Longest node in bytes.
+    pub const MAX_BYTES: usize = HEADER_BYTES + NODE_CHILDREN * NAME_BYTES;
+
     /// A node that names nothing.
     pub(super) fn empty(level: u8) -> Self {
         Self {

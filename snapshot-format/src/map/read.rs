@@ -1,7 +1,8 @@
 //! Looking chunks up in maps.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::error::Error;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::MapRoot;
@@ -45,9 +46,9 @@ pub struct MapReader<S> {
     cache: Mutex<HashMap<ChunkRef, Arc<MapNode>>>,
 }
 
-/// The nodes that [`MapReader::visit_distinct`] has been at.
+/// The nodes that [`MapReader::visit_distinct`] has been at, each with the chunks of data below it.
 #[derive(Debug, Clone, Default)]
-pub struct SeenNodes(HashSet<ChunkRef>);
+pub struct SeenNodes(HashMap<ChunkRef, u64>);
 
 impl<S: NodeSource> MapReader<S> {
     /// A reader of maps whose nodes are in `source`.
@@ -84,8 +85,14 @@ impl<S: NodeSource> MapReader<S> {
 
     /// The chunks that are not zero with their places, in rising order of these. Takes constant memory.
     pub fn data<'a>(&'a self, map: &MapRoot) -> Data<'a, S> {
+        self.data_in(map, 0..u64::MAX)
+    }
+
+    /// Those of [`data`](Self::data) whose places are in `range`. Nodes that cover nothing of it are not read.
+    pub fn data_in<'a>(&'a self, map: &MapRoot, range: Range<u64>) -> Data<'a, S> {
         Data {
             reader: self,
+            range,
             root: (!map.is_zeros()).then_some(*map),
             stack: Vec::new(),
         }
@@ -93,7 +100,7 @@ impl<S: NodeSource> MapReader<S> {
 
     /// Calls `visit` with the name of every chunk that the map needs, its nodes included, but looks at no node that is in
     /// `seen`. Names of data may come repeatedly. With one `seen` for several maps this takes as long as they have
-    /// different nodes.
+    /// different nodes. Returns how many chunks of data the map names, whether seen or not, repeats included.
     ///
     /// # Errors
     /// A node cannot be read: `seen` is of no use then.
@@ -102,21 +109,38 @@ impl<S: NodeSource> MapReader<S> {
         map: &MapRoot,
         seen: &mut SeenNodes,
         visit: &mut dyn FnMut(ChunkRef),
-    ) -> Result<(), MapError<S::Error>> {
-        let mut open = vec![(map.node(), map.level())];
-        while let Some((name, level)) = open.pop() {
-            if name.is_zero() || !seen.0.insert(name) {
-                continue;
-            }
-            visit(name);
-            let node = self.node(&name, level)?;
-            let children = node.children().iter().filter(|child| !child.is_zero());
-            match level.checked_sub(1) {
-                Some(below) => open.extend(children.map(|child| (*child, below))),
-                None => children.for_each(|child| visit(*child)),
-            }
+    ) -> Result<u64, MapError<S::Error>> {
+        match map.is_zeros() {
+            true => Ok(0),
+            false => self.visit_below(&map.node(), map.level(), seen, visit),
         }
-        Ok(())
+    }
+
+    /// At most seven levels deep.
+    fn visit_below(
+        &self,
+        name: &ChunkRef,
+        level: u8,
+        seen: &mut SeenNodes,
+        visit: &mut dyn FnMut(ChunkRef),
+    ) -> Result<u64, MapError<S::Error>> {
+        if let Some(data) = seen.0.get(name) {
+            return Ok(*data);
+        }
+        visit(*name);
+        let node = self.node(name, level)?;
+        let mut data = 0u64;
+        for child in node.children().iter().filter(|child| !child.is_zero()) {
+            data += match level.checked_sub(1) {
+                Some(below) => self.visit_below(child, below, seen, visit)?,
+                None => {
+                    visit(*child);
+                    1
+                }
+            };
+        }
+        seen.0.insert(*name, data);
+        Ok(data)
     }
 
     /// Reads the topmost node and refuses one that is higher than it need be.
@@ -153,8 +177,10 @@ impl<S: NodeSource> MapReader<S> {
                 })),
             };
         }
-        let bytes = self.source.node(id);
-        let bytes = bytes.map_err(|source| MapError::Source { node: *id, source })?;
+        let bytes = self.source.node(id).map_err(|error| MapError::Source {
+            node: *id,
+            source: Box::new(error),
+        })?;
         let node = Arc::new(MapNode::decode(&bytes, level).map_err(malformed)?);
         let mut cache = self.cached();
         if cache.len() >= CACHED_NODES {
@@ -180,6 +206,7 @@ pub(super) fn position_in(level: u8, index: u64) -> usize {
 #[derive(Debug)]
 pub struct Data<'a, S> {
     reader: &'a MapReader<S>,
+    range: Range<u64>,
     /// What is not begun yet.
     root: Option<MapRoot>,
     /// Nodes that are not done, topmost first.
@@ -219,8 +246,9 @@ impl<S: NodeSource> Data<'_, S> {
             let per_child = covered_chunks(level) / NODE_CHILDREN as u64;
             let index = place.first + place.next as u64 * per_child;
             place.next += 1;
+            let outside = index >= self.range.end || index + per_child <= self.range.start;
             match level.checked_sub(1) {
-                _ if child.is_zero() => {}
+                _ if child.is_zero() || outside => {}
                 Some(below) => self.enter(&child, below, index)?,
                 None => return Ok(Some((index, child))),
             }

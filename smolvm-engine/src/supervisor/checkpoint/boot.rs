@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use cas_store::{Capture, ChunkId, MAX_CHUNK_BYTES, PackSet, StoreError};
-use snapshot_format::{Blob, BootBlobs, CheckpointId, ChunkMap, ChunkRef};
+use cas_store::{Capture, MAX_CHUNK_BYTES, StoreError};
+use snapshot_format::{Blob, BootBlobs, CheckpointId, ChunkRef, MapRoot};
 
 use super::Run;
 use super::error::CheckpointError;
@@ -14,7 +14,7 @@ use crate::file_error::FileError;
 use crate::machine::MachineFile;
 use crate::on_threads::for_all;
 use crate::point::{read_point, record_file_name};
-use crate::save::disk_capture;
+use crate::save::maps::Maps;
 
 impl Run<'_> {
     /// Kernel and initramfs as chunks: those of the head, or from the machine's files.
@@ -22,7 +22,7 @@ impl Run<'_> {
         &self,
         machine: &MachineFile,
         capture: &Capture,
-        machine_packs: &PackSet,
+        maps: &Maps<'_>,
     ) -> Result<BootBlobs, CheckpointError> {
         let dir = &self.shared.dir;
         if let Some(head) = &machine.head
@@ -30,7 +30,6 @@ impl Run<'_> {
             && let Ok(point) = read_point(&dir.records().join(record_file_name(&id)), Some(id))
         {
             let boot = point.record().boot.clone();
-            disk_capture::adopt(capture, machine_packs, boot_ids(&boot))?;
             // It names the host, which a restored machine may have changed.
             let command_line = machine.command_line.clone();
             return Ok(BootBlobs {
@@ -39,24 +38,15 @@ impl Run<'_> {
             });
         }
         Ok(BootBlobs {
-            kernel: put_file(capture, &dir.kernel())?,
-            initramfs: put_file(capture, &dir.initramfs())?,
+            kernel: put_file(capture, maps, &dir.kernel())?,
+            initramfs: put_file(capture, maps, &dir.initramfs())?,
             command_line: machine.command_line.clone(),
         })
     }
 }
 
-fn boot_ids(boot: &BootBlobs) -> Vec<ChunkId> {
-    let blobs = [&boot.kernel, &boot.initramfs];
-    blobs
-        .iter()
-        .flat_map(|blob| blob.chunks.data())
-        .map(|chunk| ChunkId(chunk.0))
-        .collect()
-}
-
 /// Stores a file's chunks, without reading all of it into memory.
-fn put_file(capture: &Capture, path: &Path) -> Result<Blob, CheckpointError> {
+fn put_file(capture: &Capture, maps: &Maps<'_>, path: &Path) -> Result<Blob, CheckpointError> {
     let unread = |source: io::Error| FileError::at("read", path)(source);
     let file = File::open(path).map_err(unread)?;
     let size = file.metadata().map_err(unread)?.len();
@@ -70,7 +60,6 @@ fn put_file(capture: &Capture, path: &Path) -> Result<Blob, CheckpointError> {
     let stored = stored.map_err(|failures| {
         failures.cause(|error| matches!(error, CheckpointError::Store(StoreError::CaptureFailed)))
     })?;
-    let mut chunks = ChunkMap::new();
-    stored.into_iter().for_each(|chunk| chunks.push(chunk));
-    Ok(Blob::new(size, chunks))
+    let chunks = (0..).zip(stored).collect();
+    Ok(Blob::new(size, maps.change(&MapRoot::ZEROS, &chunks)?))
 }

@@ -5,10 +5,11 @@ use thiserror::Error;
 
 use crate::channel::ChannelError;
 use crate::file_error::FileError;
-use crate::machine::MachineDirError;
+use crate::machine::{BaseMapError, MachineDirError};
 use crate::point::PointError;
 use crate::save::chunk_sink::SinkError;
 use crate::save::disk_capture::DiskCaptureError;
+use crate::save::maps::MapsError;
 use crate::save::record::RecordError;
 
 /// Why a machine was not saved.
@@ -32,6 +33,10 @@ pub(crate) enum CheckpointError {
     Disk(#[from] DiskCaptureError),
     #[error(transparent)]
     Record(#[from] RecordError),
+    #[error(transparent)]
+    Base(#[from] BaseMapError),
+    #[error(transparent)]
+    Maps(#[from] MapsError),
     #[error(transparent)]
     Io(#[from] FileError),
     #[error("whoever asked for it is gone")]

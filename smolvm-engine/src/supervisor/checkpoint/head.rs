@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 
-use cas_store::ChunkId;
 use snapshot_format::Point;
 
 use super::super::layers::MERGE_ABOVE;
@@ -14,8 +13,7 @@ use crate::channel::ChannelError;
 use crate::channel::capture::{CaptureEvent, CaptureRequest};
 use crate::channel::control::CheckpointRequest;
 use crate::file_error::FileError;
-use crate::image::ImageMap;
-use crate::machine::{Change, MachineDirError, MachineFile, create_overlay, replace_file};
+use crate::machine::{BaseMap, Change, MachineDirError, MachineFile, create_overlay, replace_file};
 use crate::phase::Phase;
 use crate::point::sync_directory;
 
@@ -118,7 +116,7 @@ impl Run<'_> {
     ) -> Result<MovedHead, CheckpointError> {
         let dir = &self.shared.dir;
         let disk = &point.record().disks[0];
-        let map = ImageMap::new(disk.chunks.iter().map(|chunk| ChunkId(chunk.0)).collect());
+        let map = BaseMap::of_point(disk);
         let base = format!("base-{}.map", machine.disk.next);
         let base_path = dir.disk().join(&base);
         replace_file(&base_path, &map.encode())?;

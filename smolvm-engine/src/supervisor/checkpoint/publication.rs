@@ -16,20 +16,25 @@ use crate::point::{
     write_synced,
 };
 
+/// A point that is sealed and to become durable.
+pub(super) struct NewPoint<'a> {
+    pub(super) point: &'a Point,
+    /// Its record's bytes.
+    pub(super) record: &'a [u8],
+    /// All chunks that it needs.
+    pub(super) chunks: &'a [ChunkId],
+    /// The capture that holds them.
+    pub(super) sealed: &'a SealedCapture,
+}
+
 impl Run<'_> {
     /// The machine keeps the point by itself: whatever happens to the store, it goes on.
-    pub(super) fn pin_into_machine(
-        &self,
-        point: &Point,
-        record: &[u8],
-        ids: &[ChunkId],
-        sealed: &SealedCapture,
-    ) -> Result<(), CheckpointError> {
+    pub(super) fn pin_into_machine(&self, new: &NewPoint<'_>) -> Result<(), CheckpointError> {
         let dir = &self.shared.dir;
-        sealed.pin_into(&dir.packs(), ids)?;
-        let path = dir.records().join(record_file_name(&point.id()));
+        new.sealed.pin_into(&dir.packs(), new.chunks)?;
+        let path = dir.records().join(record_file_name(&new.point.id()));
         if !path.exists() {
-            write_synced(&path, record)?;
+            write_synced(&path, new.record)?;
             sync_directory(&dir.records())?;
         }
         Phase::Pinned.reached();
@@ -69,25 +74,23 @@ impl Run<'_> {
         store: &Store,
         request: &CheckpointRequest,
         machine: &MachineFile,
-        point: &Point,
-        record: &[u8],
-        sealed: &SealedCapture,
+        new: &NewPoint<'_>,
     ) -> Result<(), CheckpointError> {
         let dir = &self.shared.dir;
-        let id = PointId(point.id().0);
-        let line = LineageEntry::from(point).to_line();
+        let id = PointId(new.point.id().0);
+        let line = LineageEntry::from(new.point).to_line();
         let Some(output) = &request.output else {
-            return Ok(store.put_point(&id, record, &line)?);
+            return Ok(store.put_point(&id, new.record, &line)?);
         };
         let earlier = self.earlier(machine, request.history)?;
         let earlier_packs = PackSet::open([dir.packs()]);
         let published = publish(&Publication {
             target: output,
-            point,
-            record,
+            record: new.record,
+            chunks: new.chunks,
             earlier: earlier.as_ref(),
             earlier_packs: &earlier_packs,
-            sealed,
+            sealed: new.sealed,
         })?;
         Phase::Published.reached();
         if let Err(error) = store.register_directory(&id, output, &line) {

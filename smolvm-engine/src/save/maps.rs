@@ -1,0 +1,131 @@
+//! The maps of a point that is being made: former nodes are read from the machine, new ones are stored.
+
+use std::collections::BTreeMap;
+use std::sync::{PoisonError, RwLock};
+
+use cas_store::{Capture, ChunkId, PackSet, ReadError, StoreError};
+use snapshot_format::map::{ChangeError, SeenNodes};
+use snapshot_format::{
+    CHUNK_BYTES, ChunkRef, MapNodes, MapReader, MapRoot, NodeSource, Part, PointRecord,
+};
+use thiserror::Error;
+
+use crate::machine::{BaseMap, MapReadError, NodesIn};
+
+/// Why the maps of a point could not be made.
+#[derive(Debug, Error)]
+pub(crate) enum MapsError {
+    #[error(transparent)]
+    Read(#[from] MapReadError),
+    #[error(transparent)]
+    Change(#[from] ChangeError<ReadError, StoreError>),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("{count} chunks are in none of the machine's packs")]
+    Missing { count: usize },
+}
+
+/// Makes maps for one capture.
+pub(crate) struct Maps<'a> {
+    capture: &'a Capture,
+    machine_packs: &'a PackSet,
+    reader: MapReader<Nodes<'a>>,
+}
+
+/// Nodes of the capture, of the disk's base where it came from an image, and of the machine's packs.
+struct Nodes<'a> {
+    new: RwLock<MapNodes>,
+    base: MapNodes,
+    packs: NodesIn<'a>,
+}
+
+impl Nodes<'_> {
+    fn new_node(&self, id: &ChunkRef) -> Option<Vec<u8>> {
+        let new = self.new.read().unwrap_or_else(PoisonError::into_inner);
+        new.get(id).map(<[u8]>::to_vec)
+    }
+}
+
+impl NodeSource for Nodes<'_> {
+    type Error = ReadError;
+
+    fn node(&self, id: &ChunkRef) -> Result<Vec<u8>, ReadError> {
+        if let Some(bytes) = self.new_node(id) {
+            return Ok(bytes);
+        }
+        match self.base.get(id) {
+            Some(bytes) => Ok(bytes.to_vec()),
+            None => self.packs.node(id),
+        }
+    }
+}
+
+impl<'a> Maps<'a> {
+    /// Maps for `capture` of a machine with these packs, whose disk has this base.
+    pub(crate) fn new(capture: &'a Capture, machine_packs: &'a PackSet, base: &BaseMap) -> Self {
+        Self {
+            capture,
+            machine_packs,
+            reader: MapReader::new(Nodes {
+                new: RwLock::default(),
+                base: base.nodes().clone(),
+                packs: NodesIn(machine_packs),
+            }),
+        }
+    }
+
+    /// The map that differs from `map` in these chunks.
+    pub(crate) fn change(
+        &self,
+        map: &MapRoot,
+        changes: &BTreeMap<u64, ChunkRef>,
+    ) -> Result<MapRoot, MapsError> {
+        let write = &mut |bytes: &[u8]| {
+            let id = self.capture.put(bytes)?;
+            let new = &self.reader.source().new;
+            new.write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(bytes.to_vec());
+            Ok(ChunkRef(id.0))
+        };
+        Ok(self.reader.change(map, changes, write)?)
+    }
+
+    /// The places at which `map` has data, within `range`.
+    pub(crate) fn data_places(
+        &self,
+        map: &MapRoot,
+        range: std::ops::Range<u64>,
+    ) -> Result<Vec<u64>, MapsError> {
+        let places = self.reader.data_in(map, range).map(|found| Ok(found?.0));
+        places.collect()
+    }
+
+    /// Makes all that the record needs part of the capture: what did not change comes from the machine's packs. Sets
+    /// the record's count of data. Returns the ids of all its chunks.
+    pub(crate) fn complete(&self, record: &mut PointRecord) -> Result<Vec<ChunkId>, MapsError> {
+        let mut ids = Vec::new();
+        let mut seen = SeenNodes::default();
+        let mut data_chunks = 0u64;
+        for part in record.parts() {
+            let visit = &mut |name: ChunkRef| ids.push(ChunkId(name.0));
+            let data = self.reader.visit_distinct(&part.map, &mut seen, visit)?;
+            if matches!(part.part, Part::Memory { .. } | Part::Disk { .. }) {
+                data_chunks = data_chunks.saturating_add(data);
+            }
+        }
+        record.data_bytes = data_chunks.saturating_mul(CHUNK_BYTES);
+        ids.sort_unstable();
+        ids.dedup();
+        for id in &ids {
+            if let Some(node) = self.reader.source().base.get(&ChunkRef(id.0)) {
+                self.capture.put(node)?;
+            }
+        }
+        let adopted = self.capture.adopt(self.machine_packs, &ids)?;
+        match adopted.missing.len() {
+            0 => Ok(ids),
+            count => Err(MapsError::Missing { count }),
+        }
+    }
+}
