@@ -81,7 +81,7 @@ fn too_old() -> Result<Option<String>> {
     let enough = release(said.trim_start_matches("rustc ")) >= release(needed);
     Ok((!enough).then(|| {
         format!(
-            "needs Rust {needed}, Debian's second compiler is {}; bookworm-security has a newer rustc-web",
+            "needs Rust {needed}, Debian's second compiler is {}; as root: apt-get update && apt-get install rustc-web",
             said.trim()
         )
     }))

@@ -124,6 +124,7 @@ pub fn run(options: &Options) -> Result<Totals> {
     let workspace = Workspace::read()?;
     let mut totals = Totals::default();
     let mut summary = Vec::new();
+    let on_ci = std::env::var_os("CI").is_some_and(|value| value == "true");
     for step in STEPS.iter().filter(|step| options.wants(step)) {
         output::line(format_args!("== {}", step.name));
         let started = Instant::now();
@@ -131,6 +132,7 @@ pub fn run(options: &Options) -> Result<Totals> {
             output::error(&error);
             Totals::one(false)
         });
+        let result = if on_ci { must_run(result) } else { result };
         let line = format!(
             "{:16} {result} ({:.1} s)",
             step.name,
@@ -145,6 +147,19 @@ pub fn run(options: &Options) -> Result<Totals> {
         output::line(line);
     }
     Ok(totals)
+}
+
+/// The result of a step on a machine that is there to run it (`CI=true`): one of which nothing ran has failed.
+fn must_run(result: Totals) -> Totals {
+    if result.passed + result.failed > 0 || result.skipped == 0 {
+        return result;
+    }
+    output::line("with CI=true a step that is skipped has failed");
+    Totals {
+        failed: result.skipped,
+        skipped: 0,
+        ..result
+    }
 }
 
 /// A cargo command in the repository, ended if it hangs.
@@ -183,5 +198,25 @@ fn emulated(arguments: &[&str]) -> Result<Totals> {
     match vmtest::run(&vmtest::Options::of(arguments))? {
         Outcome::Tests(totals) => Ok(totals),
         Outcome::Code(code) => Err(Error::Failed(format!("vmtest ended with {code}, which"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_of_which_nothing_ran_fails_where_it_must_run() {
+        let skipped = Totals {
+            skipped: 2,
+            ..Totals::default()
+        };
+        assert_eq!(must_run(skipped).failed, 2);
+        let some = Totals {
+            passed: 1,
+            ..skipped
+        };
+        assert_eq!(must_run(some), some);
+        assert_eq!(must_run(Totals::default()), Totals::default());
     }
 }
