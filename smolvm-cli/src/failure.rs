@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use smolvm_engine::agent_protocol::client::ClientError;
 use smolvm_engine::image::ImageError;
 use smolvm_engine::kernel::KernelError;
-use smolvm_engine::{EngineError, InvalidName};
+use smolvm_engine::{EngineError, InvalidName, MachineName};
 use thiserror::Error;
 
 use crate::output;
@@ -68,6 +68,15 @@ pub(crate) enum Failure {
     /// Data could not be written to stdout.
     #[error("cannot write to stdout")]
     Output(#[source] io::Error),
+    /// With a machine that is gone by now.
+    #[error("{failure}")]
+    Passing {
+        /// What failed.
+        #[source]
+        failure: Box<Failure>,
+        /// The machine.
+        machine: MachineName,
+    },
     /// Failed before or beside the command that was to be run in a machine.
     #[error(transparent)]
     AroundCommand(Box<Failure>),
@@ -78,7 +87,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::NotAvailable { .. } | Self::Usage { .. } => USAGE,
-            Self::AroundCommand(inner) => match &**inner {
+            Self::AroundCommand(inner) => match inner.bare() {
                 Self::Engine(EngineError::CommandNotStarted {
                     source: ClientError::NotStarted { code, .. },
                     ..
@@ -89,8 +98,17 @@ impl Failure {
                     code => code,
                 },
             },
+            Self::Passing { failure, .. } => failure.exit_code(),
             failure if failure.is_broken_pipe() => 0,
             _ => FAILED,
+        }
+    }
+
+    /// What failed, whatever it was with.
+    fn bare(&self) -> &Self {
+        match self {
+            Self::Passing { failure, .. } => failure.bare(),
+            failure => failure,
         }
     }
 
@@ -102,6 +120,7 @@ impl Failure {
             Self::Usage { .. } => "usage",
             Self::NotFound { .. } => "not_found",
             Self::AroundCommand(inner) => inner.code(),
+            Self::Passing { failure, .. } => failure.code(),
             Self::Partly { .. } | Self::Host { .. } | Self::Output(_) => "failed",
         }
     }
@@ -124,6 +143,10 @@ impl Failure {
             Self::Usage { hint, .. } => hint.clone(),
             Self::NotFound { hint, .. } => Some(hint.clone()),
             Self::AroundCommand(inner) => inner.hint(),
+            // Not what is to be done with the machine.
+            Self::Passing { failure, machine } => failure
+                .hint()
+                .filter(|hint| !hint.contains(machine.as_str())),
             _ => None,
         }
     }
@@ -134,6 +157,7 @@ impl Failure {
         match self {
             Self::Output(error) => broken(error),
             Self::AroundCommand(inner) => inner.is_broken_pipe(),
+            Self::Passing { failure, .. } => failure.is_broken_pipe(),
             _ => false,
         }
     }
@@ -210,6 +234,14 @@ mod tests {
         let unread = || Failure::Output(io::ErrorKind::BrokenPipe.into());
         assert_eq!(unread().exit_code(), 0);
         assert_eq!(unread().around_command().exit_code(), 141);
+        let passing = |failure| {
+            let failure = Box::new(failure);
+            let machine = "a".parse().unwrap();
+            Failure::Passing { failure, machine }
+        };
+        assert_eq!(passing(not_started(127)).around_command().exit_code(), 127);
+        assert_eq!(passing(unread()).around_command().exit_code(), 141);
+        assert_eq!(passing(nothing()).around_command().exit_code(), 125);
         let full = Failure::Output(io::ErrorKind::StorageFull.into());
         assert_eq!(full.exit_code(), 1);
         assert_eq!(interrupted(2), 130);

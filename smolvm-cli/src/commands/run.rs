@@ -19,6 +19,10 @@ use crate::output::Printer;
 /// Bytes of the random part of a machine's name.
 const NAME_BYTES: usize = 6;
 
+/// Lines of a console that are shown when its machine did not come up, and their bytes.
+const TAIL_LINES: usize = 20;
+const MAX_TAIL_BYTES: usize = 4 << 10;
+
 /// `machine run`.
 pub(crate) fn run(engine: &Engine, printer: &Printer, args: RunArgs) -> Result<ExitCode, Failure> {
     let plan = Plan::new(Some(passing_name()?), args.shape, Vec::new())?;
@@ -32,6 +36,7 @@ pub(crate) fn run(engine: &Engine, printer: &Printer, args: RunArgs) -> Result<E
         session::run(engine, printer, &name, options, &passing.foreground)
     });
     passing.wait_if_ending();
+    let result = result.map_err(|failure| passing.keep_evidence(printer, failure));
     if let Err(error) = passing.delete() {
         printer.warning(&format!(
             "the machine was not deleted: {}",
@@ -47,6 +52,38 @@ fn passing_name() -> Result<MachineName, Failure> {
         .map_err(|error| Failure::host("make up a name")(error.into()))?;
     let digits: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(format!("run-{digits}").parse()?)
+}
+
+/// The last bytes of a console.
+#[derive(Default)]
+struct ConsoleTail {
+    bytes: Vec<u8>,
+}
+
+impl ConsoleTail {
+    fn add(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        let surplus = self.bytes.len().saturating_sub(MAX_TAIL_BYTES);
+        self.bytes.drain(..surplus);
+    }
+
+    fn show(&self, printer: &Printer) {
+        let text = String::from_utf8_lossy(&self.bytes);
+        let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+        let lines = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+        if lines.is_empty() {
+            return;
+        }
+        if printer.is_json() {
+            let text = lines.join("\n");
+            printer.warning(&format!("the machine's console ended with:\n{text}"));
+            return;
+        }
+        printer.note("The machine's console ended with:");
+        for line in lines {
+            printer.note(&format!("  {line}"));
+        }
+    }
 }
 
 /// The machine of this command, deleted by whoever ends it: we, or a signal.
@@ -124,6 +161,36 @@ impl Passing {
             // The other one of us was faster.
             Err(EngineError::NoMachine { .. }) => Ok(()),
             result => result,
+        }
+    }
+
+    /// Shows the end of the console of a machine that did not come up, which is about to be deleted. What the
+    /// failure says of the machine does not hold any more then.
+    fn keep_evidence(&self, printer: &Printer, failure: Failure) -> Failure {
+        let Some(name) = self.name() else {
+            return failure;
+        };
+        let unheard = matches!(
+            failure,
+            Failure::Engine(EngineError::NotStarted { .. } | EngineError::AgentSilent { .. })
+        );
+        if unheard {
+            let mut tail = ConsoleTail::default();
+            let read = self.engine.read_console(&name, false, &mut |bytes| {
+                tail.add(bytes);
+                Ok(())
+            });
+            match read {
+                Ok(()) => tail.show(printer),
+                Err(error) => printer.warning(&format!(
+                    "its console cannot be shown: {}",
+                    smolvm_engine::chain(&error)
+                )),
+            }
+        }
+        Failure::Passing {
+            failure: Box::new(failure),
+            machine: name,
         }
     }
 
