@@ -48,9 +48,11 @@
 //! ```
 
 mod artifact;
+mod budget;
 pub mod image;
 pub mod kernel;
 pub mod progress;
 
 pub use artifact::name::valid_name;
 pub use artifact::names_in;
+pub use budget::{BudgetError, Limits};

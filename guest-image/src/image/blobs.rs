@@ -5,15 +5,20 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use durable_files::FileError;
 
 use super::error::ImageError;
-use super::tar::{TarKind, TarReader};
+use super::tar::{TarError, TarKind, TarReader};
+use super::tree::MAX_PATH_BYTES;
+use crate::budget::Budget;
 
 /// Most members of an archive whose names are kept. Image archives have a few
 /// for each layer; a root file system has more and needs none of them.
 const MAX_MEMBERS: usize = 16_384;
+/// Memory that a member costs besides its name and target.
+const MEMBER_BYTES: usize = 160;
 /// Links followed from one member to another.
 const MAX_HOPS: usize = 8;
 
@@ -40,10 +45,21 @@ pub(crate) enum Member {
 impl Blobs {
     /// Lists the members of an uncompressed archive, which is called `path`
     /// in messages.
-    pub(crate) fn index(file: File, path: &Path) -> Result<Self, super::tar::TarError> {
+    pub(crate) fn index(file: File, path: &Path, budget: &Arc<Budget>) -> Result<Self, ImageError> {
+        let damaged = |source| match &source {
+            // The very first header: it is no archive at all.
+            TarError::Header { offset: 0, .. } => ImageError::UnknownSource {
+                path: path.into(),
+                source: Some(source),
+            },
+            _ => ImageError::Archive {
+                archive: path.display().to_string(),
+                source,
+            },
+        };
         let mut members = BTreeMap::new();
         let mut tar = TarReader::new(BufReader::with_capacity(1 << 18, &file), true);
-        while let Some(entry) = tar.next_entry()? {
+        while let Some(entry) = tar.next_entry().map_err(damaged)? {
             let Some(name) = std::str::from_utf8(&entry.path).ok().and_then(normal) else {
                 continue;
             };
@@ -52,6 +68,10 @@ impl Blobs {
                 .map_or("", |(base, _)| base)
                 .to_string();
             let target = |link: &[u8], base: &str| {
+                // Longer ones lead nowhere.
+                if link.len() > MAX_PATH_BYTES {
+                    return None;
+                }
                 normal(&format!("{base}/{}", std::str::from_utf8(link).ok()?))
             };
             let member = match &entry.kind {
@@ -66,6 +86,16 @@ impl Blobs {
             if let Some(member) = member
                 && members.len() < MAX_MEMBERS
             {
+                let target = match &member {
+                    Member::Link(target) => target.len(),
+                    Member::Data { .. } => 0,
+                };
+                let cost = MEMBER_BYTES + name.len() + target;
+                budget.hold(cost).map_err(|source| ImageError::Entry {
+                    archive: path.display().to_string(),
+                    entry: name.escape_debug().to_string(),
+                    source: super::tree::TreeError::from(source).into(),
+                })?;
                 members.insert(name, member);
             }
         }
@@ -75,6 +105,21 @@ impl Blobs {
             path: path.into(),
             members,
         })
+    }
+
+    /// The one directory of an archive with everything in it, if that is an OCI
+    /// layout.
+    pub(crate) fn nested_layout(&self) -> Option<&str> {
+        let Self::Archive { members, .. } = self else {
+            return None;
+        };
+        let (top, _) = members.first_key_value()?.0.split_once('/')?;
+        let is_inside = |name: &String| {
+            name.strip_prefix(top)
+                .is_some_and(|rest| rest.starts_with('/'))
+        };
+        let has = |name: &str| members.contains_key(&format!("{top}/{name}"));
+        (has("oci-layout") && has("index.json") && members.keys().all(is_inside)).then_some(top)
     }
 
     /// Whether there is a file of that name.

@@ -21,6 +21,41 @@ pub struct ImageConfig {
     pub architecture: Option<String>,
 }
 
+/// Most bytes that an image may say about how it is used.
+const MAX_CONFIG_BYTES: usize = 1 << 20;
+/// Most strings in which it may say so.
+const MAX_CONFIG_STRINGS: usize = 16_384;
+
+impl ImageConfig {
+    /// The environment as names and values, without what no process can have.
+    pub fn environment(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.env.iter().filter_map(|entry| variable(entry))
+    }
+
+    /// Refuses what the files that it gets into could not hold.
+    pub(crate) fn check_size(&self) -> Result<(), &'static str> {
+        let single = [&self.working_dir, &self.user, &self.architecture];
+        let lists = [&self.env, &self.entrypoint, &self.cmd];
+        let strings = single
+            .into_iter()
+            .flatten()
+            .chain(lists.into_iter().flatten());
+        let (count, bytes) = strings.fold((0, 0), |(count, bytes), text| {
+            (count + 1, bytes + text.len())
+        });
+        if count > MAX_CONFIG_STRINGS || bytes > MAX_CONFIG_BYTES {
+            return Err("its environment and commands are larger than 1 MiB");
+        }
+        Ok(())
+    }
+}
+
+/// Name and value of an entry `NAME=value`; `None` for what is no variable.
+pub(crate) fn variable(entry: &str) -> Option<(&str, &str)> {
+    let (name, value) = entry.split_once('=')?;
+    (!name.is_empty() && !entry.contains('\0')).then_some((name, value))
+}
+
 /// The architecture of machines on this host, as OCI names it.
 #[cfg(target_arch = "aarch64")]
 pub(crate) const ARCHITECTURE: &str = "arm64";

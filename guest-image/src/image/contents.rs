@@ -7,14 +7,17 @@ use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use durable_files::FileError;
 
 use super::error::{EntryError, ImageError};
 use super::ext4;
-use super::spool::{BLOCK_BYTES, Spool};
+use super::left_out::LeftOut;
+use super::spool::{BLOCK_BYTES, HostFile, Spool};
 use super::tar::{TarEntry, TarKind, TarReader};
 use super::tree::{Device, Kind, Meta, NodeId, Timestamp, Tree, Xattrs};
+use crate::budget::Budget;
 use crate::progress::Phase;
 
 /// Prefix of whiteouts in the layers of an image.
@@ -30,6 +33,7 @@ const MAX_XATTR_LIST_BYTES: usize = 64 * 1024;
 pub(crate) struct Contents {
     pub(crate) tree: Tree,
     pub(crate) spool: Spool,
+    pub(crate) left_out: LeftOut,
 }
 
 /// Whether names with the whiteout prefix remove files or are files.
@@ -42,25 +46,29 @@ pub(crate) enum Whiteouts {
 }
 
 impl Contents {
-    /// Nothing yet; contents will be spooled on the file system of `dir`.
-    pub(crate) fn new(dir: &Path) -> Result<Self, ImageError> {
+    /// Nothing yet; contents will be spooled on the file system of `dir`, and
+    /// `budget` pays.
+    pub(crate) fn new(dir: &Path, budget: Arc<Budget>) -> Result<Self, ImageError> {
         let spool =
             Spool::create_in(dir).map_err(FileError::at("make a temporary file in", dir))?;
         Ok(Self {
-            tree: Tree::new(),
+            tree: Tree::new(budget),
             spool,
+            left_out: LeftOut::default(),
         })
     }
 
-    /// Puts an uncompressed archive on top of what is there.
+    /// Puts an uncompressed archive on top of what is there. Returns the number
+    /// of its entries.
     pub(crate) fn add_tar(
         &mut self,
         input: impl Read,
         archive: &str,
         whiteouts: Whiteouts,
         phase: &Phase<'_>,
-    ) -> Result<(), ImageError> {
+    ) -> Result<u64, ImageError> {
         self.tree.next_layer();
+        let mut entries = 0;
         // Layers are protected by their digest; their writers do not all add
         // an end marker.
         let mut tar = TarReader::new(input, whiteouts == Whiteouts::Keep);
@@ -70,6 +78,7 @@ impl Contents {
         };
         while let Some(entry) = tar.next_entry().map_err(damaged)? {
             phase.advance(entry.size_bytes);
+            entries += 1;
             self.add_entry(&mut tar, &entry, whiteouts)
                 .map_err(|source| ImageError::Entry {
                     archive: archive.into(),
@@ -77,7 +86,7 @@ impl Contents {
                     source,
                 })?;
         }
-        Ok(())
+        Ok(entries)
     }
 
     fn add_entry<R: Read>(
@@ -99,6 +108,9 @@ impl Contents {
                 self.tree.whiteout(&removed)?;
             }
             return Ok(());
+        }
+        for key in &entry.not_read {
+            self.left_out.add(key);
         }
         let meta = Meta {
             mode: entry.mode,
@@ -125,10 +137,12 @@ impl Contents {
     }
 
     /// Puts a file into the tree after checking what ext4 could not store.
-    fn insert(&mut self, path: &[u8], meta: Meta, kind: Kind) -> Result<(), EntryError> {
-        if !ext4::attributes_fit(&meta.xattrs) {
-            return Err(EntryError::Attributes);
+    /// Attributes that Linux does not keep are left out.
+    fn insert(&mut self, path: &[u8], mut meta: Meta, kind: Kind) -> Result<(), EntryError> {
+        for name in ext4::take_foreign(&mut meta.xattrs) {
+            self.left_out.add(&String::from_utf8_lossy(&name));
         }
+        ext4::check_attributes(&meta.xattrs)?;
         Ok(self.tree.insert(path, meta, kind)?)
     }
 
@@ -214,15 +228,16 @@ impl Contents {
         // What was a file may be a link or a pipe by now: neither is followed.
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         let flags = i32::try_from(flags.bits()).unwrap_or(0);
-        let mut file = File::options().read(true).custom_flags(flags).open(path)?;
+        let file = File::options().read(true).custom_flags(flags).open(path)?;
         let now = file.metadata()?;
         if (now.dev(), now.ino()) != (stat.dev(), stat.ino()) {
             return Err(io::Error::other("it was replaced while being read"));
         }
         let sparse = now.blocks() * 512 < now.len();
+        let len = now.len();
         Ok(Kind::File(self.spool.append(
-            &mut file,
-            now.len(),
+            &mut HostFile::new(&file, len),
+            len,
             sparse,
         )?))
     }

@@ -24,19 +24,30 @@ const PACKAGES: [&str; 8] = [
     "python3",
     "sqlite3",
 ];
-/// Files that a machine has no use for.
+/// Files that a machine has no use for. Only files: the scripts of packages make links in these directories, and
+/// fail where one is missing.
 const DPKG_OPTIONS: [&str; 5] = [
-    "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/man/*.gz",
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
     "path-exclude=/usr/share/locale/*/LC_MESSAGES/*.mo",
-    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/info/*.gz",
 ];
 /// Most packages that may be added.
 const MAX_INCLUDES: usize = 512;
-/// Lines of mmdebstrap's messages that an error repeats, and their length.
+/// Lines of mmdebstrap's messages that an error repeats, those among which they are looked for, and their length.
 const MESSAGE_LINES: usize = 6;
+const KEPT_LINES: usize = 400;
 const MAX_LINE_BYTES: u64 = 1024;
+/// What apt and mmdebstrap say after the cause: that they failed as well, and with which command line.
+const CONSEQUENCES: [&str; 6] = [
+    "E: Sub-process ",
+    "E: setup failed",
+    "E: mmdebstrap failed",
+    "E: run_chroot failed",
+    "E: apt-get ",
+    "Errors were encountered",
+];
 
 /// Runs mmdebstrap and returns the archive it made, unnamed, in `scratch`.
 pub(crate) fn build_archive(
@@ -73,7 +84,7 @@ pub(crate) fn build_archive(
         .map_err(FileError::at("run", Path::new("mmdebstrap")))?;
     if !status.success() {
         return Err(ImageError::Build {
-            message: lines.join("; "),
+            message: cause(&lines).join("; "),
         });
     }
     phase.advance(archive.metadata().map_or(0, |metadata| metadata.len()));
@@ -150,6 +161,26 @@ fn missing(program: &'static str, package: &'static str) -> ImageError {
     ImageError::MissingProgram { program, package }
 }
 
+/// The lines that say why: those of dpkg, apt and the packages' scripts about errors, the first of them; else the last.
+fn cause(lines: &[String]) -> Vec<&str> {
+    let is_consequence = |line: &str| CONSEQUENCES.iter().any(|start| line.starts_with(start));
+    let is_error = |line: &str| {
+        line.starts_with("E: ") || line.starts_with("dpkg: ") || line.contains("error")
+    };
+    let others = lines.iter().map(String::as_str);
+    let others: Vec<&str> = others.filter(|line| !is_consequence(line)).collect();
+    let errors: Vec<&str> = others
+        .iter()
+        .copied()
+        .filter(|line| is_error(line))
+        .take(MESSAGE_LINES)
+        .collect();
+    if errors.is_empty() {
+        return others[others.len().saturating_sub(MESSAGE_LINES)..].to_vec();
+    }
+    errors
+}
+
 /// Reads to the end and keeps the last lines, made harmless.
 fn last_lines(stderr: ChildStderr) -> Vec<String> {
     let mut lines = VecDeque::new();
@@ -173,7 +204,7 @@ fn last_lines(stderr: ChildStderr) -> Vec<String> {
         if !text.is_empty() {
             lines.push_back(text);
         }
-        if lines.len() > MESSAGE_LINES {
+        if lines.len() > KEPT_LINES {
             lines.pop_front();
         }
     }
@@ -196,6 +227,26 @@ mod tests {
                 "{bad:?}"
             );
         }
+    }
+
+    #[test]
+    fn the_cause_is_shown_and_not_the_command_line() {
+        let told = |text: &str| -> Vec<String> { text.lines().map(String::from).collect() };
+        let lines = told(
+            "Setting up openjdk-17-jre-headless:amd64 (17.0.21.1+2-1~deb12u1) ...\n\
+             update-alternatives: error: error creating symbolic link '/usr/share/man/man1/java.1.gz.dpkg-tmp'\n\
+             dpkg: error processing package openjdk-17-jre-headless:amd64 (--configure):\n\
+             Processing triggers for libc-bin (2.36-9+deb12u14) ...\n\
+             Errors were encountered while processing:\n\
+             E: Sub-process env returned an error code (1)\n\
+             E: setup failed: E: apt-get -o Dir::Bin::dpkg=env --yes install failed",
+        );
+        assert_eq!(cause(&lines), [&lines[1], &lines[2]]);
+        let lines =
+            told("I: running\nE: Unable to locate package nothing\nE: mmdebstrap failed to run");
+        assert_eq!(cause(&lines), ["E: Unable to locate package nothing"]);
+        let lines = told("one\ntwo");
+        assert_eq!(cause(&lines), ["one", "two"]);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Errors of image operations.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use durable_files::FileError;
 
-use super::ext4::Ext4Error;
+use super::ext4::{AttributeError, Ext4Error};
+use super::foreign::ForeignFormat;
 use super::map::MapError;
 use super::tar::TarError;
 use super::tree::TreeError;
@@ -55,6 +56,30 @@ pub enum ImageError {
         /// What reading it as an archive said.
         #[source]
         source: Option<TarError>,
+    },
+    /// The source is something else, which cannot be imported as it is.
+    #[error("{} is {format}", path.display())]
+    Foreign {
+        /// The source.
+        path: PathBuf,
+        /// What it is.
+        format: ForeignFormat,
+    },
+    /// An archive that holds an image layout in a directory.
+    #[error("{archive} holds an OCI layout in the directory `{directory}`")]
+    NestedLayout {
+        /// Path of the archive.
+        archive: String,
+        /// The directory in it, control characters escaped.
+        directory: String,
+    },
+    /// An image for other machines only, or several.
+    #[error("{archive} {}", choice.as_text())]
+    Choice {
+        /// Path of the archive or directory.
+        archive: String,
+        /// What there is to choose from.
+        choice: Choice,
     },
     /// A file of the host could not be read or written.
     #[error(transparent)]
@@ -156,8 +181,8 @@ pub enum EntryError {
     #[error("its contents cannot be read")]
     Content(#[source] io::Error),
     /// Its extended attributes.
-    #[error("its extended attributes do not fit into ext4")]
-    Attributes,
+    #[error(transparent)]
+    Attributes(#[from] AttributeError),
 }
 
 impl ImageError {
@@ -184,11 +209,63 @@ impl ImageError {
             Self::Damaged { name, .. } | Self::BadDescription { name, .. } => Some(format!(
                 "remove it and import it again: smolvm image rm {name}"
             )),
+            Self::Foreign { path, format } => Some(format.way_out(path)),
+            Self::UnknownSource { path, .. } => Some(unknown_hint(path)),
+            Self::NestedLayout { archive, directory } => Some(format!(
+                "unpack it, and import the directory: smolvm image import NAME {directory} (from {archive})"
+            )),
+            Self::Choice { choice, .. } => choice.hint(),
             Self::Io(error) => crate::artifact::full_home_hint(error),
             Self::Archive { .. } => Some("fetch or make the archive again".into()),
             Self::Build { .. } => build_hint(),
             _ => None,
         }
+    }
+}
+
+/// What to do with a source that is nothing known.
+fn unknown_hint(path: &Path) -> String {
+    let is_stream = std::fs::metadata(path).is_ok_and(|metadata| {
+        use std::os::unix::fs::FileTypeExt;
+        metadata.file_type().is_fifo() || metadata.file_type().is_char_device()
+    });
+    let path = path.display();
+    if is_stream {
+        return format!("give it on standard input: smolvm image import NAME - < {path}");
+    }
+    "put its files into a directory, as they are to lie in the guest, and import that: \
+     smolvm image import NAME DIRECTORY"
+        .into()
+}
+
+/// Images to choose from, where not exactly one fits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// The architecture that is needed, as OCI names it.
+    pub architecture: &'static str,
+    /// What each is called, with its platform and the beginning of its digest.
+    pub candidates: Vec<String>,
+    /// Whether all of them would do.
+    pub all_fit: bool,
+}
+
+impl Choice {
+    fn as_text(&self) -> String {
+        let names = self.candidates.join(", ");
+        let architecture = self.architecture;
+        match (self.candidates.is_empty(), self.all_fit) {
+            (true, _) => "holds no image".into(),
+            (_, true) => format!("holds several images for {architecture}: {names}"),
+            (_, false) => format!("holds no image for {architecture}, only: {names}"),
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        self.all_fit.then(|| {
+            "copy one of them into an archive of its own, as with: docker save TAG -o one.tar; or: \
+             skopeo copy oci:LAYOUT:TAG oci-archive:one.tar"
+                .into()
+        })
     }
 }
 

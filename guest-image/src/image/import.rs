@@ -1,6 +1,7 @@
 //! From a source to a stored image.
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 
 use cas_store::{CaptureOptions, ChunkId, Store, StoreError};
@@ -16,6 +17,7 @@ use super::map::{CHUNK_BYTES, ImageMap};
 use super::{prepare, source};
 use crate::artifact;
 use crate::artifact::name::valid_name;
+use crate::budget::{Budget, Limits};
 use crate::progress::{Phase, Progress};
 
 /// Directory of the passing store that writes the packs.
@@ -35,10 +37,40 @@ pub fn import(
     source: &Path,
     progress: &dyn Progress,
 ) -> Result<Image, ImageError> {
+    import_within(home, name, source, Limits::default(), progress)
+}
+
+/// As [`import`], with other limits.
+///
+/// # Errors
+///
+/// As [`import`]; [`EntryError::Tree`](super::EntryError::Tree) with what ran out.
+pub fn import_within(
+    home: &Path,
+    name: &str,
+    source: &Path,
+    limits: Limits,
+    progress: &dyn Progress,
+) -> Result<Image, ImageError> {
     let job = Job::begin(home, name, progress)?;
-    let mut contents = Contents::new(job.stage.path())?;
+    let mut contents = Contents::new(job.stage.path(), Budget::new(limits))?;
     let config = source::load(source, job.stage.path(), &mut contents, progress)?;
     job.finish(contents, config, &source.display().to_string())
+}
+
+/// Imports an archive from a stream, as [`import`] does from a file. Messages
+/// call it `standard input`.
+pub fn import_stream(
+    home: &Path,
+    name: &str,
+    input: impl Read + Send,
+    progress: &dyn Progress,
+) -> Result<Image, ImageError> {
+    let job = Job::begin(home, name, progress)?;
+    let mut contents = Contents::new(job.stage.path(), Budget::new(Limits::default()))?;
+    let path = Path::new(STREAM_NAME);
+    let config = source::load_stream(input, path, job.stage.path(), &mut contents, progress)?;
+    job.finish(contents, config, STREAM_NAME)
 }
 
 /// Builds a Debian image with mmdebstrap and imports it under `name`, with
@@ -55,12 +87,15 @@ pub fn build(
 ) -> Result<Image, ImageError> {
     let job = Job::begin(home, name, progress)?;
     let archive = debian::build_archive(job.stage.path(), includes, progress)?;
-    let mut contents = Contents::new(job.stage.path())?;
+    let mut contents = Contents::new(job.stage.path(), Budget::new(Limits::default()))?;
     let origin = Path::new("mmdebstrap");
     source::load_archive(archive, origin, &mut contents, progress)?;
     prepare::forget_builder(&mut contents);
     job.finish(contents, ImageConfig::default(), "mmdebstrap")
 }
+
+/// What messages call a stream.
+pub(crate) const STREAM_NAME: &str = "standard input";
 
 /// One image on its way into the library.
 struct Job<'a> {
@@ -93,12 +128,23 @@ impl<'a> Job<'a> {
         config: ImageConfig,
         origin: &str,
     ) -> Result<Image, ImageError> {
-        prepare::prepare(&mut contents).map_err(|source| ImageError::Entry {
-            archive: origin.into(),
-            entry: "/".into(),
-            source,
-        })?;
-        let Contents { mut tree, spool } = contents;
+        let refused = |entry: &str| {
+            let (archive, entry) = (origin.into(), entry.escape_debug().to_string());
+            |source| ImageError::Entry {
+                archive,
+                entry,
+                source,
+            }
+        };
+        prepare::prepare(&mut contents).map_err(refused("/"))?;
+        if let Some(dir) = &config.working_dir {
+            prepare::make_working_dir(&mut contents, dir).map_err(refused(dir))?;
+        }
+        let Contents {
+            mut tree,
+            spool,
+            left_out,
+        } = contents;
         let image = Ext4Image::new(&mut tree, &spool).map_err(|source| ImageError::FileSystem {
             archive: origin.into(),
             source,
@@ -112,6 +158,7 @@ impl<'a> Job<'a> {
             data_bytes,
             stored_bytes,
             config,
+            left_out,
         };
         // Serialising a struct of strings and numbers cannot fail but for memory.
         let description = serde_json::to_vec_pretty(&info).map_err(std::io::Error::from);

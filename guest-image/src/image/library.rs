@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::ImageConfig;
 use super::error::ImageError;
+use super::left_out::LeftOut;
 use super::map::{ImageMap, MapError};
 use crate::artifact;
 use crate::artifact::decompress::Bounded;
@@ -42,6 +43,9 @@ pub struct ImageInfo {
     pub stored_bytes: u64,
     /// How it is to be used.
     pub config: ImageConfig,
+    /// What of its source is not in it.
+    #[serde(default)]
+    pub left_out: LeftOut,
 }
 
 /// An image of a home.

@@ -74,6 +74,12 @@ pub(crate) fn prepare(contents: &mut Contents) -> Result<(), EntryError> {
     Ok(())
 }
 
+/// Makes the directory in which commands start, where it is missing: builders
+/// leave that to whoever runs the image.
+pub(crate) fn make_working_dir(contents: &mut Contents, dir: &str) -> Result<(), EntryError> {
+    Ok(contents.tree.make_directory(dir.as_bytes())?)
+}
+
 /// Takes away what mmdebstrap copies from the building host.
 pub(crate) fn forget_builder(contents: &mut Contents) {
     for file in BUILDER_FILES {

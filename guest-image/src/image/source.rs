@@ -1,7 +1,8 @@
 //! Reading whatever an image can be imported from.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use durable_files::FileError;
@@ -10,9 +11,13 @@ use super::blobs::Blobs;
 use super::config::ImageConfig;
 use super::contents::{Contents, Whiteouts};
 use super::error::ImageError;
-use super::layers::{self, MAX_UNPACKED_BYTES};
-use crate::artifact::decompress::{Bounded, Compression};
+use super::foreign::ForeignFormat;
+use super::{layers, manifest};
+use crate::artifact::decompress::Compression;
 use crate::progress::{Phase, Progress};
+
+/// Bytes read at a time.
+const BUFFER_BYTES: usize = 1 << 18;
 
 /// Reads the directory or archive at `path` into `contents`; `scratch` is a
 /// directory for temporary files.
@@ -22,11 +27,16 @@ pub(crate) fn load(
     contents: &mut Contents,
     progress: &dyn Progress,
 ) -> Result<ImageConfig, ImageError> {
-    let metadata = fs::metadata(path).map_err(FileError::at("read", path))?;
+    // What was a file may be a pipe by now: opening does not wait for a writer.
+    let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
+    let flags = i32::try_from(flags.bits()).unwrap_or(0);
+    let file = File::options().read(true).custom_flags(flags).open(path);
+    let file = file.map_err(FileError::at("open", path))?;
+    let metadata = file.metadata().map_err(FileError::at("read", path))?;
     if metadata.is_dir() {
         let blobs = Blobs::Directory(path.into());
-        if blobs.contains("oci-layout") && layers::is_layered(&blobs) {
-            return layers::load(&blobs, contents, progress);
+        if let Some(layout) = manifest::detect(&blobs)? {
+            return layers::load(&blobs, layout, contents, progress);
         }
         let phase = Phase::begin(progress, "reading the directory", None);
         contents.add_directory(path, &phase)?;
@@ -38,8 +48,46 @@ pub(crate) fn load(
             source: None,
         });
     }
-    let file = File::open(path).map_err(FileError::at("open", path))?;
-    let file = decompress(file, path, scratch, progress)?;
+    refuse_foreign(&file, path)?;
+    let mut input = BufReader::with_capacity(BUFFER_BYTES, file);
+    let file = match compression(&mut input, path)? {
+        Compression::None => {
+            let mut file = input.into_inner();
+            file.rewind().map_err(FileError::at("read", path))?;
+            file
+        }
+        compression => {
+            let reader = compression
+                .reader(input)
+                .map_err(FileError::at("unpack", path))?;
+            let budget = contents.tree.budget();
+            let file = to_file(budget.meter(reader), path, scratch, progress)?;
+            refuse_foreign(&file, path)?;
+            file
+        }
+    };
+    load_archive(file, path, contents, progress)
+}
+
+/// Reads an archive from a stream, which messages call `path`.
+pub(crate) fn load_stream(
+    input: impl Read + Send,
+    path: &Path,
+    scratch: &Path,
+    contents: &mut Contents,
+    progress: &dyn Progress,
+) -> Result<ImageConfig, ImageError> {
+    let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
+    let reader = match compression(&mut input, path)? {
+        // Of a compression that is not known, the bytes say which it is.
+        Compression::None | Compression::Bzip2 => Box::new(input),
+        compression => compression
+            .reader(input)
+            .map_err(FileError::at("unpack", path))?,
+    };
+    let budget = contents.tree.budget();
+    let file = to_file(budget.meter(reader), path, scratch, progress)?;
+    refuse_foreign(&file, path)?;
     load_archive(file, path, contents, progress)
 }
 
@@ -52,57 +100,67 @@ pub(crate) fn load_archive(
 ) -> Result<ImageConfig, ImageError> {
     let mut again = file.try_clone().map_err(FileError::at("read", path))?;
     let size = again.metadata().map_err(FileError::at("read", path))?.len();
-    let damaged = |source| match &source {
-        super::tar::TarError::Header { offset: 0, .. } => ImageError::UnknownSource {
-            path: path.into(),
-            source: Some(source),
-        },
-        _ => ImageError::Archive {
-            archive: path.display().to_string(),
-            source,
-        },
-    };
     if size == 0 {
         return Err(ImageError::UnknownSource {
             path: path.into(),
             source: None,
         });
     }
-    let blobs = Blobs::index(file, path).map_err(damaged)?;
-    if layers::is_layered(&blobs) {
-        return layers::load(&blobs, contents, progress);
+    let blobs = Blobs::index(file, path, contents.tree.budget())?;
+    if let Some(layout) = manifest::detect(&blobs)? {
+        return layers::load(&blobs, layout, contents, progress);
+    }
+    if let Some(directory) = blobs.nested_layout() {
+        return Err(ImageError::NestedLayout {
+            archive: blobs.label(),
+            directory: directory.escape_debug().to_string(),
+        });
     }
     again.rewind().map_err(FileError::at("read", path))?;
     let phase = Phase::begin(progress, "importing the archive", Some(size));
-    let input = BufReader::with_capacity(1 << 18, again);
-    contents.add_tar(input, &path.display().to_string(), Whiteouts::Keep, &phase)?;
+    let input = BufReader::with_capacity(BUFFER_BYTES, again);
+    let entries = contents.add_tar(input, &path.display().to_string(), Whiteouts::Keep, &phase)?;
+    if entries == 0 {
+        // Whatever it is, it only begins like the end of an archive.
+        return Err(ImageError::UnknownSource {
+            path: path.into(),
+            source: None,
+        });
+    }
     Ok(ImageConfig::default())
 }
 
-/// The plain bytes of a file, in a temporary file if it is compressed: they
-/// are read twice.
-fn decompress(
-    file: File,
+fn refuse_foreign(file: &File, path: &Path) -> Result<(), ImageError> {
+    match ForeignFormat::recognise(file).map_err(FileError::at("read", path))? {
+        Some(format) => Err(ImageError::Foreign {
+            path: path.into(),
+            format,
+        }),
+        None => Ok(()),
+    }
+}
+
+fn compression(input: &mut impl BufRead, path: &Path) -> Result<Compression, ImageError> {
+    loop {
+        match input.fill_buf() {
+            Ok(head) => return Ok(Compression::detect(head)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(FileError::at("read", path)(error).into()),
+        }
+    }
+}
+
+/// What comes from `reader` as a file without a name, since it is read twice.
+fn to_file(
+    mut reader: impl Read,
     path: &Path,
     scratch: &Path,
     progress: &dyn Progress,
 ) -> Result<File, ImageError> {
-    let mut input = BufReader::with_capacity(1 << 18, file);
-    let head = input.fill_buf().map_err(FileError::at("read", path))?;
-    let compression = Compression::detect(head);
-    if compression == Compression::None {
-        let mut file = input.into_inner();
-        file.rewind().map_err(FileError::at("read", path))?;
-        return Ok(file);
-    }
-    let reader = compression
-        .reader(input)
-        .map_err(FileError::at("unpack", path))?;
-    let mut reader = Bounded::new(reader, MAX_UNPACKED_BYTES);
     let mut out =
         tempfile::tempfile_in(scratch).map_err(FileError::at("make a file in", scratch))?;
     let phase = Phase::begin(progress, "unpacking", None);
-    let mut buffer = vec![0; 1 << 18];
+    let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let n = match reader.read(&mut buffer) {
             Ok(0) => break,

@@ -18,6 +18,8 @@ pub(crate) const MAX_SPOOL_BYTES: u64 = 256 << 30;
 /// Most separate pieces of one file; further holes are filled. With the pieces
 /// that block groups cut a file into, ext4's extent tree must hold them.
 const MAX_RUNS: usize = 800;
+/// Most bytes of holes that are filled for one image.
+const MAX_FILLED_BYTES: u64 = 4 << 30;
 /// Bytes moved at a time.
 const COPY_BYTES: usize = 64 * BLOCK_BYTES;
 
@@ -40,10 +42,66 @@ pub(crate) struct Content {
     pub(crate) runs: Vec<Run>,
 }
 
+/// Contents on their way into a spool.
+pub(crate) trait ContentReader: Read {
+    /// How many zeros follow at least, as far as is known without reading;
+    /// they are passed over, `most` of them if there are more.
+    fn skip_hole(&mut self, _most: u64) -> io::Result<u64> {
+        Ok(0)
+    }
+}
+
+impl ContentReader for &[u8] {}
+impl ContentReader for io::Repeat {}
+
+/// A file of the host, whose holes are not read.
+pub(crate) struct HostFile<'a> {
+    file: &'a File,
+    position: u64,
+    size_bytes: u64,
+}
+
+impl<'a> HostFile<'a> {
+    /// All `size_bytes` of `file`.
+    pub(crate) fn new(file: &'a File, size_bytes: u64) -> Self {
+        Self {
+            file,
+            position: 0,
+            size_bytes,
+        }
+    }
+}
+
+impl Read for HostFile<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read_at(buf, self.position)?;
+        self.position += n as u64;
+        Ok(n)
+    }
+}
+
+impl ContentReader for HostFile<'_> {
+    fn skip_hole(&mut self, most: u64) -> io::Result<u64> {
+        use rustix::fs::{SeekFrom, seek};
+        use rustix::io::Errno;
+        let data = match seek(self.file, SeekFrom::Data(self.position)) {
+            Ok(data) => data,
+            Err(Errno::NXIO) => self.size_bytes,
+            // The file system does not say.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(0),
+            Err(error) => return Err(error.into()),
+        };
+        let hole = data.saturating_sub(self.position).min(most);
+        self.position += hole;
+        Ok(hole)
+    }
+}
+
 /// An append-only temporary file of blocks.
 pub(crate) struct Spool {
     file: File,
     blocks: u64,
+    filled_blocks: u64,
     buffer: Vec<u8>,
 }
 
@@ -53,6 +111,7 @@ impl Spool {
         Ok(Self {
             file: tempfile::tempfile_in(dir)?,
             blocks: 0,
+            filled_blocks: 0,
             buffer: vec![0; COPY_BYTES],
         })
     }
@@ -66,7 +125,7 @@ impl Spool {
     /// [`MAX_FILE_BYTES`] and [`MAX_SPOOL_BYTES`].
     pub(crate) fn append(
         &mut self,
-        input: &mut dyn Read,
+        input: &mut dyn ContentReader,
         size_bytes: u64,
         punch: bool,
     ) -> io::Result<Content> {
@@ -88,13 +147,35 @@ impl Spool {
 
     fn append_blocks(
         &mut self,
-        input: &mut dyn Read,
+        input: &mut dyn ContentReader,
         buffer: &mut [u8],
         punch: bool,
         content: &mut Content,
     ) -> io::Result<()> {
         let mut done = 0;
         while done < content.size_bytes {
+            // Only whole blocks can be passed over, so that the next piece begins with one.
+            let blocks = (content.size_bytes - done) / BLOCK_BYTES as u64;
+            if punch && content.runs.len() < MAX_RUNS && blocks > 0 {
+                let hole = input.skip_hole(blocks * BLOCK_BYTES as u64)?;
+                let rest = hole % BLOCK_BYTES as u64;
+                done += hole - rest;
+                if rest > 0 {
+                    // The hole ends inside a block, whose beginning is zeros.
+                    let rest = usize::try_from(rest).unwrap_or(0);
+                    let left = usize::try_from(content.size_bytes - done).unwrap_or(usize::MAX);
+                    let want = left.min(BLOCK_BYTES);
+                    buffer[..rest].fill(0);
+                    input.read_exact(&mut buffer[rest..want])?;
+                    buffer[want..BLOCK_BYTES].fill(0);
+                    let first = done / BLOCK_BYTES as u64;
+                    self.append_piece(&buffer[..BLOCK_BYTES], first, punch, content)?;
+                    done += want as u64;
+                }
+                if hole > 0 {
+                    continue;
+                }
+            }
             let want = usize::try_from(content.size_bytes - done)
                 .unwrap_or(usize::MAX)
                 .min(buffer.len());
@@ -125,6 +206,13 @@ impl Spool {
         let mut at = 0;
         for group in blocks.chunk_by(|a, b| is_hole(a) == is_hole(b)) {
             let hole = group.first().is_some_and(|block| is_hole(block));
+            if hole && content.runs.len() >= MAX_RUNS {
+                self.filled_blocks += group.len() as u64;
+                if self.filled_blocks * BLOCK_BYTES as u64 > MAX_FILLED_BYTES {
+                    let text = "sparse files in more pieces than ext4 has extents for";
+                    return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+                }
+            }
             if !hole || content.runs.len() >= MAX_RUNS {
                 let range = at * BLOCK_BYTES..(at + group.len()) * BLOCK_BYTES;
                 self.append_run(&bytes[range], logical + at as u64, content)?;

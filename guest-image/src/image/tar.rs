@@ -16,13 +16,15 @@ mod sparse;
 
 use std::io::{self, Read};
 
+use super::spool::ContentReader;
 use super::tree::{Device, MAX_PATH_BYTES, Timestamp, Xattrs};
 use header::{Header, until_nul};
 use pax::{Extensions, parse_pax};
 use sparse::SparseData;
 
 const RECORD_BYTES: usize = 512;
-/// Largest pax header or long name record.
+/// Largest pax header or long name record, and most of them in front of one
+/// entry together.
 const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 /// Most header records (pax, long names) in front of one entry.
 const MAX_EXTENSIONS: usize = 64;
@@ -49,6 +51,8 @@ pub(crate) struct TarEntry {
     pub(crate) gid: u32,
     pub(crate) mtime: Timestamp,
     pub(crate) xattrs: Xattrs,
+    /// Keys of extended headers with metadata that is not read.
+    pub(crate) not_read: Vec<&'static str>,
     /// Size of the file as it is to be, holes included.
     pub(crate) size_bytes: u64,
     /// Where its data begins in the archive (meaningless for sparse files).
@@ -122,11 +126,18 @@ impl<R: Read> TarReader<R> {
     pub(crate) fn next_entry(&mut self) -> Result<Option<TarEntry>, TarError> {
         self.skip_rest()?;
         let mut extensions = Extensions::default();
+        let mut extension_bytes = MAX_EXTENSION_BYTES;
         for _ in 0..MAX_EXTENSIONS {
             let Some(header) = self.read_header()? else {
                 return Ok(None);
             };
             let size = header.number(124, 12)?;
+            let is_extension = matches!(header.bytes[156], b'x' | b'g' | b'L' | b'K');
+            if is_extension {
+                let left = u64::checked_sub(extension_bytes, size);
+                extension_bytes =
+                    left.ok_or_else(|| self.bad("extended headers larger than 1 MiB"))?;
+            }
             match header.bytes[156] {
                 b'x' => {
                     let body = self.read_extension(size)?;
@@ -145,7 +156,7 @@ impl<R: Read> TarReader<R> {
 
     /// A reader of the current entry's content: `entry.size_bytes` bytes,
     /// with the holes of a sparse file filled in.
-    pub(crate) fn content(&mut self, entry: &TarEntry) -> Box<dyn Read + '_> {
+    pub(crate) fn content(&mut self, entry: &TarEntry) -> Box<dyn ContentReader + '_> {
         match &entry.sparse {
             None => Box::new(EntryData { tar: self }),
             Some(segments) => Box::new(SparseData {
@@ -206,6 +217,7 @@ impl<R: Read> TarReader<R> {
             gid: ext.gid.map_or_else(|| header.u32(116, 8), Ok)?,
             mtime: ext.mtime.map_or_else(|| header.mtime(), Ok)?,
             xattrs: ext.xattrs,
+            not_read: ext.not_read,
             size_bytes: stored,
             data_offset: 0,
             sparse: None,
@@ -219,10 +231,8 @@ impl<R: Read> TarReader<R> {
         Ok(entry)
     }
 
+    /// The body of an extended header of at most [`MAX_EXTENSION_BYTES`].
     fn read_extension(&mut self, size: u64) -> Result<Vec<u8>, TarError> {
-        if size > MAX_EXTENSION_BYTES {
-            return Err(self.bad("extended header larger than 1 MiB"));
-        }
         let padded = size.next_multiple_of(RECORD_BYTES as u64) as usize;
         let mut body = vec![0; padded];
         self.read_exact(&mut body)?;
@@ -331,6 +341,17 @@ impl<R: Read> Read for EntryData<'_, R> {
         self.tar.offset += n as u64;
         Ok(n)
     }
+}
+
+impl<R: Read> ContentReader for EntryData<'_, R> {}
+
+/// Whether a record is the header of an entry.
+pub(crate) fn is_header(bytes: &[u8; RECORD_BYTES]) -> bool {
+    let header = Header {
+        bytes: *bytes,
+        offset: 0,
+    };
+    bytes.iter().any(|byte| *byte != 0) && header.check_sum().is_ok()
 }
 
 /// What fills a record behind so many bytes.

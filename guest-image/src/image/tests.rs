@@ -208,11 +208,7 @@ fn the_file_system_can_grow_and_has_a_journal() {
         return;
     }
     let place = Place::new();
-    let disk = place.raw(
-        &place
-            .import("a.tar", &TarBuilder::default().finish())
-            .unwrap(),
-    );
+    let disk = place.raw(&place.import("a.tar", &archive::one_file()).unwrap());
     let features = disk.text("features");
     for feature in ["has_journal", "resize_inode", "metadata_csum", "extent"] {
         assert!(features.contains(feature), "{features}");
@@ -385,7 +381,7 @@ fn the_library_lists_finds_and_removes() {
         Image::default_of(&home),
         Err(ImageError::NoDefault { .. })
     ));
-    let source = place.file("a.tar", &TarBuilder::default().finish());
+    let source = place.file("a.tar", &archive::one_file());
     import(&home, "one", &source, &Silent).unwrap();
     let taken = import(&home, "one", &source, &Silent).unwrap_err();
     assert!(matches!(taken, ImageError::Exists { .. }) && taken.hint().is_some());
@@ -422,9 +418,7 @@ fn the_library_lists_finds_and_removes() {
 #[test]
 fn damage_of_a_stored_image_is_found() {
     let place = Place::new();
-    let image = place
-        .import("a.tar", &TarBuilder::default().finish())
-        .unwrap();
+    let image = place.import("a.tar", &archive::one_file()).unwrap();
     let dir = place.home().join("images/i");
     let mut map = fs::read(dir.join("map")).unwrap();
     map[40] ^= 1;

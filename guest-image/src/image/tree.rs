@@ -5,8 +5,11 @@
 //! the tree, and owners, modes and devices need no privilege.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::spool::Content;
+use super::ext4;
+use super::spool::{Content, Run};
+use crate::budget::{Budget, BudgetError};
 use resolve::{Resolved, split};
 
 mod resolve;
@@ -19,6 +22,14 @@ pub(crate) const MAX_NAME_BYTES: usize = 255;
 pub(crate) const MAX_PATH_BYTES: usize = 4096;
 /// Longest target of a symbolic link in bytes: what fits ext4's one block.
 pub(crate) const MAX_SYMLINK_BYTES: usize = 4095;
+
+/// Memory that a node costs besides what it points to: itself, and in the
+/// writer its inode, its slot and a segment.
+const NODE_BYTES: usize = size_of::<Node>() + 384;
+/// Memory that a name costs besides its bytes, in its map.
+const NAME_BYTES: usize = 64;
+/// Memory that an attribute costs besides its bytes.
+const ATTRIBUTE_BYTES: usize = 96;
 
 /// Index of a node in its tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,8 +93,12 @@ pub(crate) enum Kind {
 pub(crate) struct Node {
     pub(crate) meta: Meta,
     pub(crate) kind: Kind,
+    /// The layer that made this node.
+    born: u32,
     /// The last layer that wrote this node or something below it.
     layer: u32,
+    /// The last layer from which on nothing older is in this directory.
+    pruned: u32,
 }
 
 /// Why an entry does not fit into the tree.
@@ -114,6 +129,9 @@ pub enum TreeError {
     /// The tree has as many names as it may.
     #[error("more than 1000000 files")]
     TooManyEntries,
+    /// The import would cost too much.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
 }
 
 /// A file tree.
@@ -122,11 +140,32 @@ pub(crate) struct Tree {
     nodes: Vec<Node>,
     names: usize,
     layer: u32,
+    budget: Arc<Budget>,
+}
+
+impl Node {
+    /// What the import holds for it.
+    fn cost_bytes(&self) -> usize {
+        let attributes: usize = self
+            .meta
+            .xattrs
+            .iter()
+            .map(|(name, value)| ATTRIBUTE_BYTES + name.len() + value.len())
+            .sum();
+        let block = ext4::attribute_block_bytes(&self.meta.xattrs);
+        let kind = match &self.kind {
+            Kind::Symlink(target) => target.len() + ext4::symlink_block_bytes(target),
+            // A vector has room for up to twice of what it holds.
+            Kind::File(content) => 2 * content.runs.len() * size_of::<Run>(),
+            _ => 0,
+        };
+        NODE_BYTES + attributes + block + kind
+    }
 }
 
 impl Tree {
-    /// A tree with an empty root directory.
-    pub(crate) fn new() -> Self {
+    /// A tree with an empty root directory, which `budget` pays for.
+    pub(crate) fn new(budget: Arc<Budget>) -> Self {
         let meta = Meta {
             mode: 0o755,
             ..Meta::default()
@@ -134,13 +173,21 @@ impl Tree {
         let root = Node {
             meta,
             kind: Kind::Dir(BTreeMap::new()),
+            born: 0,
             layer: 0,
+            pruned: 0,
         };
         Self {
             nodes: vec![root],
             names: 0,
             layer: 0,
+            budget,
         }
+    }
+
+    /// What pays for the import.
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     /// Begins the next layer: whiteouts then remove what earlier layers made.
@@ -190,6 +237,12 @@ impl Tree {
         self.children(parent)?.get(*name).copied()
     }
 
+    /// Makes a directory and its missing parents (root's, 0755), following links.
+    pub(crate) fn make_directory(&mut self, path: &[u8]) -> Result<(), TreeError> {
+        let components = split(path)?;
+        self.make_dirs(&components).map(drop)
+    }
+
     /// Puts a node at `path`, making missing parents (root's, 0755). A
     /// directory put over a directory keeps its contents; everything else
     /// replaces what was there.
@@ -213,11 +266,7 @@ impl Tree {
             old.layer = layer;
             return Ok(());
         }
-        let id = self.push(Node {
-            meta,
-            kind,
-            layer: self.layer,
-        })?;
+        let id = self.push(meta, kind)?;
         self.link(parent, name.to_vec(), id)
     }
 
@@ -242,27 +291,44 @@ impl Tree {
         let Some((name, parents)) = components.split_last() else {
             return Err(TreeError::ReplacesRoot);
         };
-        let Some(parent) = self.resolve(parents)?.existing else {
+        let Some(id) = self.older(parents, name)? else {
             return Ok(());
         };
-        let Some(id) = self.child(parent, name) else {
-            return Ok(());
-        };
+        let (parent, id) = id;
         if self.node(id).layer < self.layer {
             self.unlink(parent, name);
         } else {
-            self.prune(id);
+            self.prune(id)?;
         }
         Ok(())
     }
 
     /// An opaque whiteout: removes what earlier layers put into the directory
-    /// at `path`.
+    /// at `path`. A symbolic link in its place is none.
     pub(crate) fn opaque(&mut self, path: &[u8]) -> Result<(), TreeError> {
-        if let Some(id) = self.resolve(&split(path)?)?.existing {
-            self.prune(id);
+        let components = split(path)?;
+        let Some((name, parents)) = components.split_last() else {
+            return self.prune(NodeId::ROOT);
+        };
+        if let Some((_, id)) = self.older(parents, name)? {
+            self.prune(id)?;
         }
         Ok(())
+    }
+
+    /// The directory and the node of a name, if earlier layers led there.
+    ///
+    /// A layer's whiteouts speak of what was there before it. What this layer
+    /// made itself on the way, as a link in place of a directory, hides all of
+    /// that, and must not lead a whiteout to somebody else's files.
+    fn older(&self, parents: &[&[u8]], name: &[u8]) -> Result<Option<(NodeId, NodeId)>, TreeError> {
+        let resolved = match self.resolve(parents) {
+            // A file that this layer put in place of a directory.
+            Err(TreeError::ParentNotDirectory) => return Ok(None),
+            result => result?,
+        };
+        let parent = resolved.existing.filter(|_| !resolved.through_new);
+        Ok(parent.and_then(|parent| Some((parent, self.child(parent, name)?))))
     }
 
     /// Takes one name out of a directory, whatever it names.
@@ -285,13 +351,19 @@ impl Tree {
 
     /// Removes everything in the directory `top` that only earlier layers
     /// wrote.
-    fn prune(&mut self, top: NodeId) {
+    fn prune(&mut self, top: NodeId) -> Result<(), TreeError> {
         let layer = self.layer;
         let mut todo = vec![top];
         while let Some(dir) = todo.pop() {
+            // Once for each layer: what comes later is not older.
+            if self.node(dir).pruned == layer {
+                continue;
+            }
+            self.nodes[dir.index()].pruned = layer;
             let Some(children) = self.children(dir) else {
                 continue;
             };
+            self.budget.work(children.len())?;
             let (old, new): (Vec<_>, Vec<_>) = children
                 .iter()
                 .partition(|(_, id)| self.node(**id).layer < layer);
@@ -301,6 +373,7 @@ impl Tree {
                 self.unlink(dir, &name);
             }
         }
+        Ok(())
     }
 
     fn set_root(&mut self, meta: Meta, kind: &Kind) -> Result<(), TreeError> {
@@ -315,7 +388,15 @@ impl Tree {
         self.children(dir)?.get(name).copied()
     }
 
-    fn push(&mut self, node: Node) -> Result<NodeId, TreeError> {
+    fn push(&mut self, meta: Meta, kind: Kind) -> Result<NodeId, TreeError> {
+        let node = Node {
+            meta,
+            kind,
+            born: self.layer,
+            layer: self.layer,
+            pruned: 0,
+        };
+        self.budget.hold(node.cost_bytes())?;
         // Replaced nodes stay in the arena, so that it is bounded as well.
         if self.nodes.len() > 2 * MAX_ENTRIES {
             return Err(TreeError::TooManyEntries);
@@ -329,6 +410,8 @@ impl Tree {
         if self.names >= MAX_ENTRIES {
             return Err(TreeError::TooManyEntries);
         }
+        // Also the writer holds it, while it encodes the directory.
+        self.budget.hold(NAME_BYTES + 2 * name.len())?;
         if let Kind::Dir(children) = &mut self.nodes[dir.index()].kind
             && children.insert(name, id).is_none()
         {
@@ -350,6 +433,7 @@ impl Tree {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Limits;
 
     fn dir() -> Kind {
         Kind::Dir(BTreeMap::new())
@@ -374,7 +458,7 @@ mod tests {
 
     #[test]
     fn refuses_paths_that_leave_the_tree() {
-        let mut tree = Tree::new();
+        let mut tree = Tree::new(Budget::new(Limits::default()));
         assert_eq!(put(&mut tree, "../x"), Err(TreeError::Traversal));
         assert_eq!(put(&mut tree, "a/../../x"), Err(TreeError::Traversal));
         assert_eq!(put(&mut tree, &"n".repeat(256)), Err(TreeError::BadPath));
@@ -384,7 +468,7 @@ mod tests {
 
     #[test]
     fn links_are_followed_inside_the_tree_only() {
-        let mut tree = Tree::new();
+        let mut tree = Tree::new(Budget::new(Limits::default()));
         link(&mut tree, "lib", "../../usr/lib");
         put(&mut tree, "lib/x").unwrap();
         assert!(has(&tree, "usr/lib/x"));
@@ -397,7 +481,7 @@ mod tests {
 
     #[test]
     fn hard_links_name_one_node() {
-        let mut tree = Tree::new();
+        let mut tree = Tree::new(Budget::new(Limits::default()));
         put(&mut tree, "a").unwrap();
         tree.hard_link(b"d/b", b"a").unwrap();
         assert_eq!(tree.lookup(b"a"), tree.lookup(b"d/b"));
@@ -410,7 +494,7 @@ mod tests {
 
     #[test]
     fn whiteouts_spare_their_own_layer() {
-        let mut tree = Tree::new();
+        let mut tree = Tree::new(Budget::new(Limits::default()));
         for path in ["d/old", "d/sub/old", "e/old", "gone/x"] {
             put(&mut tree, path).unwrap();
         }
@@ -425,8 +509,46 @@ mod tests {
     }
 
     #[test]
+    fn a_whiteout_does_not_follow_what_its_own_layer_made() {
+        let mut tree = Tree::new(Budget::new(Limits::default()));
+        for path in ["a/f", "b/f", "c/f", "usr/lib/x"] {
+            put(&mut tree, path).unwrap();
+        }
+        link(&mut tree, "lib", "usr/lib");
+        tree.next_layer();
+        link(&mut tree, "a", "/b");
+        put(&mut tree, "c").unwrap();
+        for path in ["a/f", "c/f", "lib/x"] {
+            tree.whiteout(path.as_bytes()).unwrap();
+        }
+        tree.opaque(b"a").unwrap();
+        assert!(has(&tree, "b/f"), "through a link that the layer made");
+        assert!(!has(&tree, "usr/lib/x"), "through one that was there");
+        tree.next_layer();
+        tree.opaque(b"a").unwrap();
+        assert!(has(&tree, "b/f"), "a link is no opaque directory");
+    }
+
+    #[test]
+    fn an_opaque_mark_that_is_repeated_costs_nothing() {
+        let limits = Limits::default().with_steps(100_000);
+        let mut tree = Tree::new(Budget::new(limits));
+        tree.next_layer();
+        for number in 0..1_000 {
+            put(&mut tree, &format!("d/{number}")).unwrap();
+        }
+        tree.next_layer();
+        for number in 0..5_000 {
+            put(&mut tree, &format!("d/new{number}")).unwrap();
+            tree.opaque(b"d").unwrap();
+        }
+        let top = tree.lookup(b"d").unwrap();
+        assert_eq!(tree.children(top).unwrap().len(), 5_000);
+    }
+
+    #[test]
     fn directories_merge_and_files_replace() {
-        let mut tree = Tree::new();
+        let mut tree = Tree::new(Budget::new(Limits::default()));
         put(&mut tree, "d/x").unwrap();
         tree.insert(
             b"d",

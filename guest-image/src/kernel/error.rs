@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use durable_files::FileError;
 
+use crate::budget::BudgetError;
 use crate::image::ImageError;
 
 /// Why a kernel cannot be imported, listed or used.
@@ -104,6 +105,15 @@ pub enum KernelError {
         module: String,
         /// What is wrong.
         what: &'static str,
+    },
+    /// The modules that a machine would load need too much memory.
+    #[error("cannot take the module {module}, with those that it depends on")]
+    TooMuch {
+        /// The module that was one too many.
+        module: String,
+        /// The limit.
+        #[source]
+        source: BudgetError,
     },
     /// A stored kernel differs from what was imported.
     #[error("the kernel `{name}` is damaged: {what}")]

@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
+use std::sync::Arc;
 
 use durable_files::FileError;
 
 use super::error::KernelError;
 use crate::artifact::decompress::{Bounded, Compression};
+use crate::budget::Budget;
 use crate::image::contents::{Contents, Whiteouts};
 use crate::progress::{Phase, Progress};
 
@@ -27,6 +29,7 @@ pub(super) fn is_package(head: &[u8]) -> bool {
 pub(super) fn unpack(
     path: &Path,
     scratch: &Path,
+    budget: Arc<Budget>,
     progress: &dyn Progress,
 ) -> Result<Contents, KernelError> {
     let mut file = BufReader::new(File::open(path).map_err(FileError::at("open", path))?);
@@ -42,7 +45,7 @@ pub(super) fn unpack(
         .reader(data)
         .map_err(FileError::at("unpack", path))?;
     let reader = Bounded::new(reader, MAX_UNPACKED_BYTES);
-    let mut contents = Contents::new(scratch).map_err(unpack)?;
+    let mut contents = Contents::new(scratch, budget).map_err(unpack)?;
     let phase = Phase::begin(progress, "unpacking the kernel package", None);
     let name = path.display().to_string();
     contents

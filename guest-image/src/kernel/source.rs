@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use durable_files::FileError;
 
@@ -12,12 +13,15 @@ use super::error::KernelError;
 use super::modules::{self, ModuleSource};
 use super::package;
 use crate::artifact::decompress::{Bounded, Compression};
+use crate::budget::{Budget, Limits};
 use crate::image::contents::Contents;
 use crate::image::tree::NodeId;
 use crate::progress::Progress;
 
 /// Largest module, packed or not.
 const MAX_MODULE_BYTES: u64 = 64 << 20;
+/// Memory held for the modules and the files of a package.
+const MEMORY_BYTES: u64 = 256 << 20;
 /// Largest list of built-in modules.
 const MAX_LIST_BYTES: u64 = 4 << 20;
 /// Most files in a module directory.
@@ -103,6 +107,7 @@ pub(super) struct KernelFiles {
     modules: BTreeMap<String, Place>,
     /// The unpacked package that `Place::Package` points into.
     package: Option<Contents>,
+    budget: Arc<Budget>,
 }
 
 /// A module's file.
@@ -121,7 +126,9 @@ impl KernelFiles {
     ) -> Result<Self, KernelError> {
         match source {
             KernelSource::Package(path) => {
-                Self::from_package(path, package::unpack(path, scratch, progress)?)
+                let budget = Budget::new(Limits::default().with_memory_bytes(MEMORY_BYTES));
+                let contents = package::unpack(path, scratch, budget, progress)?;
+                Self::from_package(path, contents)
             }
             KernelSource::Root(root) => Self::from_root(root),
             KernelSource::Image { image, modules } => Self::from_image(image, modules.as_deref()),
@@ -156,6 +163,7 @@ impl KernelFiles {
             image,
             built_in: modules::built_in_names(&String::from_utf8_lossy(&list.unwrap_or_default())),
             modules: modules::index(files.into_iter()),
+            budget: Arc::clone(contents.tree.budget()),
             package: Some(contents),
         })
     }
@@ -196,6 +204,7 @@ impl KernelFiles {
             built_in,
             modules,
             package: None,
+            budget: Budget::new(Limits::default().with_memory_bytes(MEMORY_BYTES)),
         })
     }
 
@@ -230,7 +239,15 @@ impl ModuleSource for KernelFiles {
             }
             _ => return Ok(None),
         };
-        unpack_module(&packed, Path::new(&file)).map(Some)
+        let object = unpack_module(&packed, Path::new(&file))?;
+        // All are held, and once more in the archive that is made of them.
+        self.budget
+            .hold(2 * object.len())
+            .map_err(|source| KernelError::TooMuch {
+                module: file,
+                source,
+            })?;
+        Ok(Some(object))
     }
 }
 

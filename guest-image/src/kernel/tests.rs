@@ -64,6 +64,29 @@ fn root(dir: &Path) -> PathBuf {
 }
 
 #[test]
+fn modules_that_need_too_much_memory_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = root(dir.path());
+    let modules = root.join("lib/modules").join(VERSION).join("kernel");
+    let name = |number: u32| format!("m{number}");
+    // Small on disk, each needs the next one.
+    for number in 0..12 {
+        let info = format!("depends={}\0", name(number + 1));
+        let mut object = module_object(&info);
+        object.resize(20 << 20, 0);
+        let packed = zstd::encode_all(&object[..], 1).unwrap();
+        fs::write(modules.join(format!("{}.ko.zst", name(number))), packed).unwrap();
+    }
+    let blk = module_object("depends=m0\0");
+    fs::remove_file(modules.join("virtio_blk.ko.zst")).unwrap();
+    fs::write(modules.join("virtio_blk.ko"), blk).unwrap();
+    let home = dir.path().join("home");
+    let source = KernelSource::detect(&root).unwrap();
+    let error = import(&home, "k", &source, &Silent).unwrap_err();
+    assert!(matches!(error, KernelError::TooMuch { .. }), "{error:?}");
+}
+
+#[test]
 fn imports_a_root_directory() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("home");

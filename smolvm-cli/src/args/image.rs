@@ -22,11 +22,14 @@ pub(crate) enum ImageCommand {
 
 /// `image import`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: smolvm image import mine ./root.tar.gz")]
+#[command(
+    after_help = "Examples: smolvm image import mine ./root.tar.gz\n          docker save NAME | smolvm image import mine -"
+)]
 pub(crate) struct ImageImportArgs {
     /// Its name
     pub(crate) name: String,
-    /// A root directory, a tar archive (plain, gzip, zstd, xz), a `docker save` archive or an OCI layout
+    /// A root directory, a tar archive (plain, gzip, zstd, xz), a `docker save` archive or an OCI layout; `-` reads an
+    /// archive from standard input
     pub(crate) source: PathBuf,
 }
 

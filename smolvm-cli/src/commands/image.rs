@@ -10,6 +10,9 @@ use crate::args::{ImageBuildArgs, ImageCommand, ImageImportArgs};
 use crate::failure::Failure;
 use crate::output::{self, Object, Printer, Table, object};
 
+/// The source that stands for standard input.
+const STANDARD_INPUT: &str = "-";
+
 /// Carries out a command of the group.
 pub(crate) fn run(
     command: ImageCommand,
@@ -35,7 +38,11 @@ fn import(engine: &Engine, printer: &Printer, args: &ImageImportArgs) -> Result<
     engine.home().ensure().map_err(EngineError::from)?;
     let progress = printer.progress();
     let root = engine.home().root();
-    let image = image::import(root, &args.name, &args.source, &*progress)?;
+    let image = if args.source.as_os_str() == STANDARD_INPUT {
+        image::import_stream(root, &args.name, std::io::stdin(), &*progress)?
+    } else {
+        image::import(root, &args.name, &args.source, &*progress)?
+    };
     drop(progress);
     report(printer, "Imported", &image)
 }
@@ -56,7 +63,14 @@ fn report(printer: &Printer, done: &str, image: &Image) -> Result<(), Failure> {
         output::bytes(image.info().data_bytes),
         output::bytes(image.info().stored_bytes)
     );
-    printer.result(describe(image), &line)
+    printer.result(describe(image), &line)?;
+    for (kind, count) in image.info().left_out.kinds() {
+        printer.note(&format!(
+            "left out: {kind} ({})",
+            output::count(count, "time", "times")
+        ));
+    }
+    Ok(())
 }
 
 fn describe(image: &Image) -> Object {
@@ -69,6 +83,7 @@ fn describe(image: &Image) -> Object {
         "data_bytes": info.data_bytes,
         "stored_bytes": info.stored_bytes,
         "architecture": info.config.architecture,
+        "left_out": info.left_out,
     }))
 }
 

@@ -197,12 +197,10 @@ fn check(spec: &MachineSpec, image_bytes: u64) -> Result<(), EngineError> {
 /// What the image says about commands holds unless the spec says otherwise.
 fn take_image_defaults(spec: &mut MachineSpec, image: &Image) {
     let config = &image.info().config;
-    for variable in &config.env {
-        if let Some((key, value)) = variable.split_once('=') {
-            spec.environment
-                .entry(key.to_owned())
-                .or_insert_with(|| value.to_owned());
-        }
+    for (key, value) in config.environment() {
+        spec.environment
+            .entry(key.to_owned())
+            .or_insert_with(|| value.to_owned());
     }
     if spec.working_directory.is_none() {
         spec.working_directory = config.working_dir.clone().filter(|dir| !dir.is_empty());

@@ -15,14 +15,15 @@ const END_BYTES: usize = 4;
 const INODE_SPACE_BYTES: usize = INODE_BYTES - ATTRIBUTES_AT;
 
 /// Name prefixes kept as a number. Order matters: whole names first.
-const PREFIXES: [(&[u8], u8); 6] = [
+const PREFIXES: [(&[u8], u8); 5] = [
     (b"system.posix_acl_access", 2),
     (b"system.posix_acl_default", 3),
     (b"user.", 1),
     (b"trusted.", 4),
     (b"security.", 6),
-    (b"system.", 7),
 ];
+/// Longest name behind the prefix.
+const MAX_NAME_BYTES: usize = 255;
 
 /// An attribute as ext4 stores it.
 struct Attribute {
@@ -38,13 +39,55 @@ pub(super) enum Placement {
     InBlock,
 }
 
-/// Whether ext4 can hold these attributes: known prefixes, valid lists of
-/// access rights, and not more than a block.
-pub(crate) fn fits(xattrs: &Xattrs) -> bool {
-    attributes(xattrs).is_some_and(|list| BLOCK_HEADER_BYTES + space(&list) <= BLOCK_BYTES)
+/// Why a file's attributes cannot be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttributeError {
+    /// Together they are larger than a block.
+    #[error("its extended attributes are larger than the 4 KiB that ext4 has for them")]
+    TooLarge,
+    /// A list of access rights does not decode.
+    #[error("its list of access rights is damaged")]
+    BadAccessList,
 }
 
-/// Decides where attributes that [`fits`] accepts go.
+/// Takes away the attributes that Linux file systems do not keep, such as those
+/// of macOS or of the host's own file system, and returns their names.
+pub(crate) fn take_foreign(xattrs: &mut Xattrs) -> Vec<Vec<u8>> {
+    let foreign = xattrs.extract_if(.., |name, _| stored_name(name).is_none());
+    foreign.map(|(name, _)| name).collect()
+}
+
+/// Whether ext4 can hold these attributes, none of which is foreign.
+pub(crate) fn check(xattrs: &Xattrs) -> Result<(), AttributeError> {
+    let list = attributes(xattrs).ok_or(AttributeError::BadAccessList)?;
+    if BLOCK_HEADER_BYTES + space(&list) > BLOCK_BYTES {
+        return Err(AttributeError::TooLarge);
+    }
+    Ok(())
+}
+
+/// The number of a name's prefix, and what follows it. `None` for names that
+/// ext4 has no place for.
+fn stored_name(full_name: &[u8]) -> Option<(u8, &[u8])> {
+    let (prefix, index) = PREFIXES
+        .iter()
+        .find(|(prefix, _)| full_name.starts_with(prefix))?;
+    let name = &full_name[prefix.len()..];
+    let is_acl = matches!(index, 2 | 3);
+    (name.len() <= MAX_NAME_BYTES && name.is_empty() == is_acl).then_some((*index, name))
+}
+
+/// Memory that the writer holds for attributes that do not fit into the inode.
+pub(crate) fn block_bytes(xattrs: &Xattrs) -> usize {
+    if matches!(place(xattrs), Placement::InBlock) {
+        BLOCK_BYTES
+    } else {
+        0
+    }
+}
+
+/// Decides where attributes that pass [`check`] go.
 pub(super) fn place(xattrs: &Xattrs) -> Placement {
     let list = attributes(xattrs).unwrap_or_default();
     if list.is_empty() {
@@ -119,21 +162,16 @@ impl Attribute {
     }
 }
 
-/// Translates names and values, in the order ext4 wants them. `None` if one
-/// has no place in ext4.
+/// Translates names and values, in the order ext4 wants them. `None` if a list
+/// of access rights does not decode.
 fn attributes(xattrs: &Xattrs) -> Option<Vec<Attribute>> {
     let mut list = Vec::new();
     for (full_name, value) in xattrs {
-        let (prefix, index) = PREFIXES
-            .iter()
-            .find(|(prefix, _)| full_name.starts_with(prefix))
-            .copied()?;
-        let name = full_name[prefix.len()..].to_vec();
-        let is_acl = matches!(index, 2 | 3);
-        if name.len() > 255 || name.is_empty() != is_acl {
-            return None;
-        }
-        let value = if is_acl {
+        let Some((index, name)) = stored_name(full_name) else {
+            continue;
+        };
+        let name = name.to_vec();
+        let value = if matches!(index, 2 | 3) {
             encode_acl(value)?
         } else {
             value.clone()
@@ -182,11 +220,32 @@ mod tests {
     #[test]
     fn refuses_what_ext4_cannot_hold() {
         let one = |name: &str, len: usize| Xattrs::from([(name.into(), vec![7; len])]);
-        assert!(fits(&one("user.a", 4000)));
-        assert!(!fits(&one("user.a", 4096)));
-        assert!(!fits(&one("user.", 1)));
-        assert!(!fits(&one("other.a", 1)));
-        assert!(!fits(&one("system.posix_acl_access", 5)));
-        assert!(fits(&Xattrs::new()));
+        check(&one("user.a", 4000)).unwrap();
+        check(&Xattrs::new()).unwrap();
+        let too_large = Err(AttributeError::TooLarge);
+        assert_eq!(check(&one("user.a", 4096)), too_large);
+        let bad_list = Err(AttributeError::BadAccessList);
+        assert_eq!(check(&one("system.posix_acl_access", 5)), bad_list);
+    }
+
+    #[test]
+    fn only_what_linux_keeps_is_kept() {
+        let long = format!("user.{}", "n".repeat(256));
+        let foreign = [
+            "com.apple.provenance",
+            "btrfs.compression",
+            "system.data",
+            "system.posix_acl_access_not",
+            "user.",
+            &long,
+        ];
+        let known = ["user.a", "trusted.a", "security.capability"];
+        let mut xattrs: Xattrs = foreign
+            .iter()
+            .chain(&known)
+            .map(|name| (name.as_bytes().to_vec(), Vec::new()))
+            .collect();
+        assert_eq!(take_foreign(&mut xattrs).len(), foreign.len());
+        assert_eq!(xattrs.len(), known.len());
     }
 }

@@ -36,8 +36,12 @@ mod slots;
 mod superblock;
 mod writer;
 
-pub(crate) use attributes::fits as attributes_fit;
+pub use attributes::AttributeError;
+pub(crate) use attributes::{
+    block_bytes as attribute_block_bytes, check as check_attributes, take_foreign,
+};
 pub(crate) use writer::Ext4Image;
+pub(crate) use writer::symlink_block_bytes;
 
 /// Why a tree cannot be made a file system.
 #[derive(Debug, thiserror::Error)]

@@ -20,6 +20,15 @@ pub(super) const JOURNAL_BLOCKS: u64 = 8192;
 /// Targets shorter than this lie in the inode.
 pub(super) const SHORT_SYMLINK_BYTES: usize = 60;
 
+/// Memory that the writer holds for a target that does not lie in the inode.
+pub(crate) fn symlink_block_bytes(target: &[u8]) -> usize {
+    if target.len() < SHORT_SYMLINK_BYTES {
+        0
+    } else {
+        BLOCK_BYTES
+    }
+}
+
 /// Blocks at one place of the image.
 #[derive(Debug)]
 pub(crate) struct Segment {

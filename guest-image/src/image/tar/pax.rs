@@ -6,6 +6,14 @@ use crate::image::tree::{Timestamp, Xattrs};
 
 /// Prefix under which archivers keep extended attributes in pax headers.
 const XATTR_PREFIX: &str = "SCHILY.xattr.";
+/// Keys with metadata that is not read, to be told: access lists as text, which need the
+/// archive's users, and the labels of a security module.
+const NOT_READ: [&str; 4] = [
+    "SCHILY.acl.access",
+    "SCHILY.acl.default",
+    "SCHILY.acl.ace",
+    "RHT.security.selinux",
+];
 
 /// Values from extended headers that override the fixed one.
 #[derive(Default)]
@@ -17,6 +25,8 @@ pub(super) struct Extensions {
     pub(super) gid: Option<u32>,
     pub(super) mtime: Option<Timestamp>,
     pub(super) xattrs: Xattrs,
+    /// Keys with metadata that is not read.
+    pub(super) not_read: Vec<&'static str>,
     pub(super) sparse: SparseHeaders,
 }
 
@@ -61,6 +71,12 @@ pub(super) fn parse_pax(
 fn apply_pax(key: &str, value: &[u8], ext: &mut Extensions) -> Option<()> {
     if let Some(name) = key.strip_prefix(XATTR_PREFIX) {
         ext.xattrs.insert(name.as_bytes().to_vec(), value.to_vec());
+        return Some(());
+    }
+    if let Some(key) = NOT_READ.iter().find(|known| **known == key) {
+        if !ext.not_read.contains(key) {
+            ext.not_read.push(key);
+        }
         return Some(());
     }
     let sparse = &mut ext.sparse;

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use super::header::{Header, numeric};
 use super::pax::{SparseHeaders, decimal};
 use super::{EntryData, TarEntry, TarError, TarReader, padding};
-use crate::image::spool::MAX_FILE_BYTES;
+use crate::image::spool::{ContentReader, MAX_FILE_BYTES};
 
 /// Most segments of one sparse file.
 pub(super) const MAX_SPARSE_SEGMENTS: usize = 65536;
@@ -129,12 +129,7 @@ pub(super) struct SparseData<'a, R> {
 
 impl<R: Read> Read for SparseData<'_, R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        if self
-            .current
-            .is_none_or(|(at, len)| self.position >= at + len)
-        {
-            self.current = self.segments.next();
-        }
+        self.next_segment();
         let (at, len) = self.current.unwrap_or((self.size_bytes, 0));
         let in_data = self.position >= at && len > 0;
         let end = if in_data { at + len } else { at };
@@ -148,5 +143,25 @@ impl<R: Read> Read for SparseData<'_, R> {
         };
         self.position += n as u64;
         Ok(n)
+    }
+}
+
+impl<R: Read> ContentReader for SparseData<'_, R> {
+    fn skip_hole(&mut self, most: u64) -> io::Result<u64> {
+        self.next_segment();
+        let at = self.current.map_or(self.size_bytes, |(at, _)| at);
+        let hole = at.saturating_sub(self.position).min(most);
+        self.position += hole;
+        Ok(hole)
+    }
+}
+
+impl<R> SparseData<'_, R> {
+    /// Moves on to the segment that lies at the position or behind it.
+    fn next_segment(&mut self) {
+        let is_behind = |(at, len): (u64, u64)| self.position >= at + len;
+        if self.current.is_none_or(is_behind) {
+            self.current = self.segments.next();
+        }
     }
 }

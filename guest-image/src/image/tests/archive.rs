@@ -18,6 +18,12 @@ struct Entry {
     content: Vec<u8>,
 }
 
+/// An archive with an empty file.
+pub(super) fn one_file() -> Vec<u8> {
+    let mut tar = TarBuilder::default();
+    tar.file("file", b"").finish()
+}
+
 impl TarBuilder {
     pub(super) fn file(&mut self, path: &str, content: &[u8]) -> &mut Self {
         self.push(path, b'0', "", content)

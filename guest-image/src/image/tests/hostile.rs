@@ -119,10 +119,105 @@ fn a_cut_or_changed_archive_is_an_error() {
     );
 }
 
+/// What users have and what is not understood is refused by name, with the
+/// way out, also inside of a compression and on standard input.
+#[test]
+fn foreign_files_are_refused_by_name() {
+    let mut ext4 = vec![0; 1 << 16];
+    ext4[0x438..0x43a].copy_from_slice(&[0x53, 0xef]);
+    let padded = |magic: &[u8]| {
+        let mut bytes = magic.to_vec();
+        bytes.resize(4096, 1);
+        bytes
+    };
+    let cases = [
+        (ext4, "ext4 file system", "mount"),
+        (vec![0; 10240], "zero bytes", "tar -C"),
+        (padded(b"QFI\xfb"), "qcow2 disk image", "virt-tar-out"),
+        (padded(b"hsqs"), "squashfs", "unsquashfs"),
+        (padded(b"PK\x03\x04"), "zip archive", "unzip"),
+        (padded(b"BZh9"), "bzip2", "bunzip2"),
+    ];
+    let place = Place::new();
+    for (bytes, name, way_out) in cases {
+        let packed = zstd::encode_all(&bytes[..], 1).unwrap();
+        let stream = import_stream(&place.home(), "i", &bytes[..], &Silent);
+        for result in [
+            place.import("x", &bytes),
+            place.import("x", &packed),
+            stream,
+        ] {
+            let error = result.unwrap_err();
+            let hint = error.hint().unwrap();
+            assert!(error.to_string().contains(name), "{error}");
+            assert!(hint.contains(way_out) && hint.contains("smolvm "), "{hint}");
+        }
+    }
+    assert!(names(&place.home()).unwrap().is_empty());
+}
+
+#[test]
+fn pipes_and_directories_in_archives_have_a_way_out() {
+    let place = Place::new();
+    let pipe = place.dir.path().join("pipe");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    let error = import(&place.home(), "i", &pipe, &Silent).unwrap_err();
+    assert!(error.hint().unwrap().contains("NAME - <"), "{error:?}");
+    let mut tar = TarBuilder::default();
+    tar.file("mine/oci-layout", b"{}")
+        .file("mine/index.json", b"{}");
+    let error = place.import("a.tar", &tar.finish()).unwrap_err();
+    assert!(error.to_string().contains("`mine`"), "{error}");
+}
+
+#[test]
+fn an_archive_comes_in_from_a_stream() {
+    let place = Place::new();
+    let mut tar = TarBuilder::default();
+    tar.file("a", b"hello");
+    let bytes = tar.finish();
+    let packed = zstd::encode_all(&bytes[..], 1).unwrap();
+    for (name, bytes) in [("plain", bytes), ("packed", packed)] {
+        let image = import_stream(&place.home(), name, &bytes[..], &Silent).unwrap();
+        assert_eq!(image.info().source, "standard input");
+        if have_e2fsprogs() {
+            assert_eq!(place.raw(&image).cat("/a"), b"hello");
+        }
+    }
+}
+
+#[test]
+fn foreign_attributes_are_left_out_and_told() {
+    let place = Place::new();
+    let mut tar = TarBuilder::default();
+    tar.file("a", b"")
+        .xattr("com.apple.provenance", b"x")
+        .file("b", b"")
+        .xattr("com.apple.provenance", b"x")
+        .xattr("user.kept", b"y");
+    let image = place.import("a.tar", &tar.finish()).unwrap();
+    let info = Image::open(&place.home(), "i").unwrap().info().clone();
+    assert_eq!(image.info(), &info);
+    let told: Vec<_> = info.left_out.kinds().collect();
+    assert_eq!(told, [("com.apple.provenance", 2)]);
+    if have_e2fsprogs() {
+        let disk = place.raw(&image);
+        disk.check();
+        assert!(disk.text("ea_list /b").contains("user.kept"));
+    }
+}
+
 #[test]
 fn what_is_no_archive_is_called_so() {
     let place = Place::new();
-    for bytes in [&b""[..], b"hello", &noise(4096), b"BZh91AY"] {
+    for bytes in [&b""[..], b"hello", &noise(4096)] {
         let error = place.import("a.tar", bytes).unwrap_err();
         let unknown = matches!(error, ImageError::UnknownSource { .. } | ImageError::Io(_))
             || matches!(
@@ -195,11 +290,17 @@ fn mutated_archives_never_panic() {
             bytes[header + 148..header + 156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
         }
         let scratch = tempfile::tempdir().unwrap();
-        let mut contents = contents::Contents::new(scratch.path()).unwrap();
+        let mut contents = contents::Contents::new(
+            scratch.path(),
+            crate::budget::Budget::new(Default::default()),
+        )
+        .unwrap();
         let phase = crate::progress::Phase::begin(&Silent, "", None);
         let result = contents.add_tar(&bytes[..], "x", contents::Whiteouts::Apply, &phase);
         if result.is_ok() {
-            let contents::Contents { mut tree, spool } = contents;
+            let contents::Contents {
+                mut tree, spool, ..
+            } = contents;
             let image = ext4::Ext4Image::new(&mut tree, &spool).unwrap();
             assert!(image.size_bytes() > 0);
         }

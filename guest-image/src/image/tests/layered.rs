@@ -120,6 +120,8 @@ fn check(place: &Place, image: &Image) {
     }
     let disk = place.raw(image);
     disk.check();
+    let made = disk.text("stat /work");
+    assert!(made.contains("Type: directory"), "{made}");
     for (path, content) in [
         ("/keep", "1"),
         ("/replaced", "2"),
@@ -161,6 +163,137 @@ fn a_docker_save_archive() {
         &place,
         &import(&place.home(), "packed", &packed, &Silent).unwrap(),
     );
+}
+
+/// An OCI layout whose index lists its one image as `change` has it; the blobs
+/// stay.
+fn with_index(change: impl Fn(Value) -> Vec<Value>) -> Vec<(String, Vec<u8>)> {
+    let mut files = layout(config::ARCHITECTURE);
+    let (_, index) = files.iter_mut().find(|(n, _)| n == "index.json").unwrap();
+    let old: Value = serde_json::from_slice(index).unwrap();
+    let manifests = change(old["manifests"][0].clone());
+    *index = serde_json::to_vec(&json!({ "manifests": manifests })).unwrap();
+    files
+}
+
+fn tagged(image: &Value, tag: &str) -> Value {
+    let mut image = image.clone();
+    image["annotations"] = json!({ "org.opencontainers.image.ref.name": tag });
+    image
+}
+
+/// Adds a manifest of an image for `architecture`, whose platform only its
+/// configuration names.
+fn add_image(files: &mut Vec<(String, Vec<u8>)>, architecture: &str) -> Value {
+    let mut blob = |value: Value| {
+        let bytes = serde_json::to_vec(&value).unwrap();
+        let digest = sha(&bytes);
+        files.push((format!("blobs/sha256/{digest}"), bytes));
+        format!("sha256:{digest}")
+    };
+    let config = blob(json!({ "architecture": architecture, "os": "linux" }));
+    let media_type = "application/vnd.oci.image.config.v1+json";
+    let config = json!({ "digest": config, "mediaType": media_type });
+    let manifest = blob(json!({ "config": config, "layers": [] }));
+    json!({ "digest": manifest, "mediaType": "application/vnd.oci.image.manifest.v1+json" })
+}
+
+#[test]
+fn one_image_under_two_tags_is_one_image() {
+    let place = Place::new();
+    let files = with_index(|image| vec![tagged(&image, "latest"), tagged(&image, "1.0")]);
+    check(&place, &place.import("a.tar", &tar_of(&files)).unwrap());
+    // Twice in the list of `docker save`, too.
+    let place = Place::new();
+    let mut files = docker_save(config::ARCHITECTURE);
+    let (_, manifest) = files.last_mut().unwrap();
+    let old: Value = serde_json::from_slice(manifest).unwrap();
+    *manifest = serde_json::to_vec(&json!([old[0], old[0]])).unwrap();
+    check(&place, &place.import("a.tar", &tar_of(&files)).unwrap());
+}
+
+#[test]
+fn a_platform_that_only_the_configuration_names_is_found() {
+    let place = Place::new();
+    let mut files = Vec::new();
+    let other = add_image(&mut files, "s390x");
+    let mut all = with_index(|mut image| {
+        image.as_object_mut().unwrap().remove("platform");
+        let signature = json!({
+            "digest": format!("sha256:{}", "1".repeat(64)),
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "artifactType": "application/vnd.example.signature"
+        });
+        vec![other.clone(), signature, image]
+    });
+    all.extend(files);
+    check(&place, &place.import("a.tar", &tar_of(&all)).unwrap());
+}
+
+#[test]
+fn several_images_are_listed() {
+    let mut files = Vec::new();
+    let second = add_image(&mut files, config::ARCHITECTURE);
+    let mut all = with_index(|image| vec![tagged(&image, "one"), tagged(&second, "two")]);
+    all.extend(files);
+    let error = Place::new().import("a.tar", &tar_of(&all)).unwrap_err();
+    let text = error.to_string();
+    for part in ["several", "one (", "two (", "sha256:"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(error.hint().unwrap().contains("skopeo copy"));
+
+    let mut files = Vec::new();
+    let others = ["s390x", "ppc64le"].map(|name| add_image(&mut files, name));
+    let mut all = with_index(|_| others.to_vec());
+    all.extend(files);
+    let error = Place::new().import("a.tar", &tar_of(&all)).unwrap_err();
+    let text = error.to_string();
+    for part in [config::ARCHITECTURE, "s390x", "ppc64le"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+/// What `skopeo copy ... dir:DIR` and `docker save | tar -x` leave.
+#[test]
+fn layouts_in_plain_directories() {
+    let place = Place::new();
+    let files = layout(config::ARCHITECTURE);
+    for (name, bytes) in &files {
+        let Some(digest) = name.strip_prefix("blobs/sha256/") else {
+            continue;
+        };
+        let is_manifest = bytes.starts_with(b"{\"config\"");
+        let name = if is_manifest { "manifest.json" } else { digest };
+        place.file(&format!("skopeo/{name}"), bytes);
+    }
+    for (name, bytes) in docker_save(config::ARCHITECTURE) {
+        place.file(&format!("docker/{name}"), &bytes);
+    }
+    for name in ["skopeo", "docker"] {
+        let source = place.dir.path().join(name);
+        let image = import(&place.home(), name, &source, &Silent).unwrap();
+        check(&place, &image);
+    }
+}
+
+#[test]
+fn an_environment_that_no_process_can_have_is_left_out() {
+    let place = Place::new();
+    let mut files = docker_save(config::ARCHITECTURE);
+    let (_, config) = files.iter_mut().find(|(n, _)| n == "config.json").unwrap();
+    let mut value: Value = serde_json::from_slice(config).unwrap();
+    value["config"]["Env"] = json!(["PATH=/bin", "=x", "ALONE", "X=1"]);
+    *config = serde_json::to_vec(&value).unwrap();
+    let image = place.import("a.tar", &tar_of(&files)).unwrap();
+    check(&place, &image);
+    assert_eq!(image.info().left_out.kinds().count(), 2);
+
+    value["config"]["Env"] = json!([format!("A={}", "x".repeat(2 << 20))]);
+    let (_, config) = files.iter_mut().find(|(n, _)| n == "config.json").unwrap();
+    *config = serde_json::to_vec(&value).unwrap();
+    let error = Place::new().import("a.tar", &tar_of(&files)).unwrap_err();
+    assert!(error.to_string().contains("1 MiB"), "{error}");
 }
 
 #[test]

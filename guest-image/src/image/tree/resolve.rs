@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Kind, MAX_NAME_BYTES, MAX_PATH_BYTES, Meta, Node, NodeId, Tree, TreeError};
+use super::{Kind, MAX_NAME_BYTES, MAX_PATH_BYTES, Meta, NodeId, Tree, TreeError};
 
 /// Symbolic links followed while one path is resolved, as in Linux.
 const MAX_SYMLINK_HOPS: usize = 40;
@@ -24,11 +24,7 @@ impl Tree {
                 ..Meta::default()
             };
             let kind = Kind::Dir(BTreeMap::new());
-            let id = self.push(Node {
-                meta,
-                kind,
-                layer: self.layer,
-            })?;
+            let id = self.push(meta, kind)?;
             self.link(at, name, id)?;
             at = id;
         }
@@ -41,7 +37,10 @@ impl Tree {
         let mut stack = vec![NodeId::ROOT];
         let mut missing: Vec<Vec<u8>> = Vec::new();
         let mut hops = 0;
+        let mut steps = 0;
+        let mut through_new = false;
         while let Some(name) = todo.pop_front() {
+            steps += 1;
             match name {
                 b"" | b"." => continue,
                 b".." => {
@@ -62,6 +61,7 @@ impl Tree {
                 missing.push(name.to_vec());
                 continue;
             };
+            through_new |= self.node(id).born == self.layer;
             match &self.node(id).kind {
                 Kind::Dir(_) => stack.push(id),
                 Kind::Symlink(target) => {
@@ -81,6 +81,7 @@ impl Tree {
                 _ => return Err(TreeError::ParentNotDirectory),
             }
         }
+        self.budget.work(steps)?;
         if missing.iter().any(|name| name.len() > MAX_NAME_BYTES) {
             return Err(TreeError::BadPath);
         }
@@ -91,6 +92,7 @@ impl Tree {
             stack,
             missing,
             existing,
+            through_new,
         })
     }
 }
@@ -103,6 +105,8 @@ pub(super) struct Resolved {
     missing: Vec<Vec<u8>>,
     /// The directory itself, if it exists.
     pub(super) existing: Option<NodeId>,
+    /// Whether something that the current layer made lay on the way.
+    pub(super) through_new: bool,
 }
 
 /// Splits an archive path into checked components. `/` and `.` are dropped.
