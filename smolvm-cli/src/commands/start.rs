@@ -141,7 +141,7 @@ fn report(
     let result = json!({
         "name": name.as_str(),
         "state": "running",
-        "created": created || started.created,
+        "created": created,
         "was_running": started.was_running,
         "backend": started.backend,
     });

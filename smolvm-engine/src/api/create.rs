@@ -1,6 +1,8 @@
 //! Making machines.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -226,7 +228,14 @@ fn fill_from_image(
     create_overlay(&dir.disk().join(FIRST_LAYER), disk_bytes)?;
     link_or_copy(&kernel.vmlinux_path(), &dir.kernel())?;
     let initramfs = kernel.initramfs(crate::GUEST_AGENT)?;
-    fs::write(dir.initramfs(), initramfs).map_err(FileError::at("write", &dir.initramfs()))?;
+    let path = dir.initramfs();
+    let file = fs::File::options()
+        .create_new(true)
+        .write(true)
+        .mode(0o600)
+        .open(&path);
+    file.and_then(|mut file| file.write_all(&initramfs))
+        .map_err(FileError::at("write", &path))?;
     Ok(())
 }
 

@@ -262,6 +262,12 @@ pub enum EngineError {
     /// A machine's disk could not be read.
     #[error(transparent)]
     Disk(Box<dyn std::error::Error + Send + Sync>),
+    /// This process is one that the engine started, but does not call
+    /// [`process::run_if_asked`](crate::process::run_if_asked).
+    #[error(
+        "this program starts itself as a machine's process, but does not call smolvm_engine::process::run_if_asked"
+    )]
+    NotAsked,
     /// The host failed.
     #[error(transparent)]
     Io(#[from] FileError),
@@ -302,6 +308,7 @@ impl EngineError {
             Self::Home(HomeError::Shared { path }) => {
                 Some(format!("protect it with: chmod go-w {}", path.display()))
             }
+            Self::NotAsked => Some("call it first thing in main".to_owned()),
             Self::NoMachine { .. } => Some("list the machines with: smolvm machine ls".to_owned()),
             Self::WhichMachine { count: 0 } => {
                 Some("make one with: smolvm machine start --name NAME".to_owned())

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::info::{MachineState, describe};
-use super::process::ProcessModel;
-use crate::api::CreateOptions;
+use super::process::{self, ProcessModel};
 use crate::api::EngineError;
 use crate::backend::{self, NotKvm};
 use crate::channel;
@@ -34,6 +33,22 @@ pub struct StartOptions {
     pub branchable: bool,
 }
 
+impl StartOptions {
+    /// Boots, whatever the machine could be restored from, or not.
+    #[must_use]
+    pub fn with_cold(mut self, cold: bool) -> Self {
+        self.cold = cold;
+        self
+    }
+
+    /// Tracks changed pages, or not.
+    #[must_use]
+    pub fn with_branchable(mut self, branchable: bool) -> Self {
+        self.branchable = branchable;
+        self
+    }
+}
+
 impl Default for StartOptions {
     fn default() -> Self {
         Self {
@@ -46,8 +61,6 @@ impl Default for StartOptions {
 /// What [`Engine::start`] did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Started {
-    /// The machine had to be created first.
-    pub created: bool,
     /// It ran already.
     pub was_running: bool,
     /// The backend in use.
@@ -57,29 +70,14 @@ pub struct Started {
 }
 
 impl Engine {
-    /// Starts a machine; one that does not exist is created from the default image first. Returns when
-    /// its agent answers.
+    /// Starts a machine. Returns when its agent answers.
     ///
     /// # Errors
     ///
-    /// [`EngineError::NotStarted`], [`EngineError::AgentSilent`] (it runs all the same).
+    /// [`EngineError::NoMachine`]; [`EngineError::NotStarted`]; [`EngineError::AgentSilent`] (it runs all the same).
     pub fn start(&self, name: &MachineName, options: StartOptions) -> Result<Started, EngineError> {
         let dir = self.dir(name);
-        let mut created = false;
-        if !dir.exists() {
-            let create = CreateOptions {
-                name: Some(name.clone()),
-                ..CreateOptions::default()
-            };
-            match self.create(create) {
-                // Somebody else was faster: theirs is as good.
-                Err(EngineError::MachineExists { .. }) => {}
-                result => {
-                    result?;
-                    created = true;
-                }
-            }
-        }
+        self.read(name)?;
         let _operation = dir.lock_operation()?;
         let file = self.read(name)?;
         if self.runs_on(name, &dir)? {
@@ -90,7 +88,6 @@ impl Engine {
                 _ => String::new(),
             };
             return Ok(Started {
-                created,
                 was_running: true,
                 not_kvm: None,
                 backend,
@@ -118,7 +115,6 @@ impl Engine {
         let name = name.clone();
         match report {
             StartReport::Ready { backend } => Ok(Started {
-                created,
                 was_running: false,
                 not_kvm: NotKvm::of(file.spec.backend, &backend),
                 backend,
@@ -141,6 +137,9 @@ impl Engine {
         name: &MachineName,
         dir: &MachineDir,
     ) -> Result<StartReport, EngineError> {
+        if process::is_child_unasked() {
+            return Err(EngineError::NotAsked);
+        }
         let log = dir.process_log();
         let (socket, child) = match &self.options.process_model {
             ProcessModel::Processes { program } => {

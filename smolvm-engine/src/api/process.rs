@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::channel::child::{SUPERVISOR, VMM, take_standard_input};
 use crate::error_chain::chain;
@@ -29,10 +30,21 @@ pub enum ProcessModel {
     Threads,
 }
 
+/// Whether this process asked what it is to be.
+static ASKED: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process was started to be a supervisor or a VMM, but does not call [`run_if_asked`]: it must not start
+/// machines, each of which would start it again.
+pub(crate) fn is_child_unasked() -> bool {
+    let first = std::env::args_os().nth(1);
+    !ASKED.load(Ordering::SeqCst) && first.is_some_and(|first| first == SUPERVISOR || first == VMM)
+}
+
 /// Runs the process that the arguments ask for, if they do; `None`: go on with `main`.
 ///
 /// `arguments` are those of the program, without its name.
 pub fn run_if_asked(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
+    ASKED.store(true, Ordering::SeqCst);
     let mut arguments = arguments.into_iter();
     let first = arguments.next()?;
     let result = if first == SUPERVISOR {
