@@ -54,10 +54,10 @@ impl Bed {
             let target = prepared.join(part);
             std::os::unix::fs::symlink(target, folder.path().join(part)).expect("a link");
         }
-        let engine = Engine::open(EngineOptions {
-            home: Home::at(folder.path()),
-            process_model: ProcessModel::Processes { program: smolvm },
-        });
+        let engine = Engine::open(EngineOptions::new(
+            Home::at(folder.path()),
+            ProcessModel::Processes { program: smolvm },
+        ));
         Some(Self {
             engine: engine.expect("an engine"),
             _folder: folder,

@@ -162,10 +162,8 @@ impl NotKvm {
 pub(crate) fn mend(error: &HypervisorError) -> Option<String> {
     match error {
         HypervisorError::NotPermitted { .. } => {
-            let user = std::env::var("USER").unwrap_or_else(|_| "$(id -un)".to_owned());
-            Some(format!(
-                "join the group kvm, then log in again: sudo usermod -aG kvm {user}"
-            ))
+            let command = "sudo usermod -aG kvm $(id -un)";
+            Some(format!("join the group kvm, then log in again: {command}"))
         }
         _ => None,
     }

@@ -57,13 +57,13 @@ fn main() -> ExitCode {
 }
 
 fn measure(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let engine = Engine::open(EngineOptions {
-        home: Home::at(&arguments.home),
-        process_model: ProcessModel::Processes {
+    let engine = Engine::open(EngineOptions::new(
+        Home::at(&arguments.home),
+        ProcessModel::Processes {
             // Its processes start in `/`.
             program: std::path::absolute(&arguments.smolvm)?,
         },
-    })?;
+    ))?;
     let options = Options {
         rounds: arguments.rounds,
         dirty_mib: arguments.dirty_mib,

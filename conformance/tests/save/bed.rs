@@ -58,12 +58,12 @@ impl Bed {
         for part in ["images", "kernels", "cache"] {
             copy(&prepared.join(part), &home.join(part));
         }
-        let engine = Engine::open(EngineOptions {
-            home: Home::at(&home),
-            process_model: ProcessModel::Processes {
+        let engine = Engine::open(EngineOptions::new(
+            Home::at(&home),
+            ProcessModel::Processes {
                 program: smolvm.clone(),
             },
-        });
+        ));
         Some(Self {
             engine: engine.expect("an engine"),
             smolvm,

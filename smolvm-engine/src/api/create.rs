@@ -10,6 +10,7 @@ use durable_files::{OsBackend, PublishError, Staging};
 
 use crate::api::{Engine, EngineError, MachineInfo};
 use crate::file_error::FileError;
+use crate::home::make_private_dir;
 use crate::image::Image;
 use crate::kernel::Kernel;
 use crate::machine::{
@@ -216,7 +217,7 @@ fn fill_from_image(
     disk_bytes: u64,
 ) -> Result<(), EngineError> {
     for path in [dir.packs(), dir.records(), dir.disk()] {
-        fs::create_dir(&path).map_err(FileError::at("create directory", &path))?;
+        make_private_dir(&path)?;
     }
     let map = image.map()?;
     image.chunks().pin_into(&dir.packs(), map.chunks())?;

@@ -253,11 +253,8 @@ mod tests {
     fn an_empty_home_is_looked_at_and_not_made() {
         let directory = tempfile::tempdir().unwrap();
         let home = directory.path().join("home");
-        let engine = Engine::open(EngineOptions {
-            home: Home::at(&home),
-            process_model: ProcessModel::Threads,
-        })
-        .unwrap();
+        let engine =
+            Engine::open(EngineOptions::new(Home::at(&home), ProcessModel::Threads)).unwrap();
         let report = engine.doctor();
         assert!(!home.exists());
         let of = |kind| {

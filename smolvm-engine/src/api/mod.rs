@@ -52,22 +52,42 @@ const ASKED_AT_ONCE: usize = 64;
 
 /// Where an engine works and how it runs machines.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct EngineOptions {
     /// The home.
     pub home: Home,
     /// How machines are run.
     pub process_model: ProcessModel,
+    /// Name of the machine that is meant where none is named.
+    pub default_machine: Option<String>,
 }
 
 impl EngineOptions {
-    /// The home that the environment names, machines as processes of the calling program.
+    /// This home, and machines that run so.
+    pub fn new(home: Home, process_model: ProcessModel) -> Self {
+        Self {
+            home,
+            process_model,
+            default_machine: None,
+        }
+    }
+
+    /// With a machine that is meant where none is named.
+    #[must_use]
+    pub fn with_default_machine(mut self, name: Option<String>) -> Self {
+        self.default_machine = name;
+        self
+    }
+
+    /// The home that the environment names, machines as processes of the calling program. The machine that
+    /// `SMOLVM_MACHINE_NAME` names is meant where none is.
     pub fn from_environment() -> Result<Self, EngineError> {
         let program = std::env::current_exe()
             .map_err(FileError::at("find", Path::new("the running program")))?;
-        Ok(Self {
-            home: Home::from_environment()?,
-            process_model: ProcessModel::Processes { program },
-        })
+        let model = ProcessModel::Processes { program };
+        let named = std::env::var("SMOLVM_MACHINE_NAME").ok();
+        let named = named.filter(|name| !name.is_empty());
+        Ok(Self::new(Home::from_environment()?, model).with_default_machine(named))
     }
 }
 
@@ -147,15 +167,12 @@ impl Engine {
         Ok(describe(file, running, live))
     }
 
-    /// The machine that is meant: the one named, else the one that `SMOLVM_MACHINE_NAME` names, else
-    /// the only one.
+    /// The machine that is meant: the one named, else [`EngineOptions::default_machine`], else the only one.
     pub fn resolve(&self, name: Option<MachineName>) -> Result<MachineName, EngineError> {
         if let Some(name) = name {
             return Ok(name);
         }
-        if let Ok(name) = std::env::var("SMOLVM_MACHINE_NAME")
-            && !name.is_empty()
-        {
+        if let Some(name) = &self.options.default_machine {
             return Ok(name.parse()?);
         }
         let mut names = self.machine_names()?;

@@ -10,6 +10,7 @@ use snapshot_format::verify::ROOT_DISK;
 
 use super::place::{FoundPoint, PlaceError};
 use crate::file_error::FileError;
+use crate::home::make_private_dir;
 use crate::machine::{
     BaseMap, MachineDir, MachineFile, MachineOrigin, RecordedState, create_overlay, needed_chunks,
     replace_file, sync_directory,
@@ -38,7 +39,7 @@ impl HeldPoint {
         };
         held.remove()?;
         for path in [held.path.clone(), held.packs(), held.records()] {
-            fs::create_dir(&path).map_err(FileError::at("create directory", &path))?;
+            make_private_dir(&path)?;
         }
         held.link(found, &held.packs(), &held.records())?;
         Ok(held)

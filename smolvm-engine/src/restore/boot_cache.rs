@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -96,7 +97,12 @@ fn name(blob: &Blob) -> String {
 
 /// Writes a blob of a point as a file, verified.
 fn write(packs: &PackSet, blob: &Blob, path: &Path) -> Result<(), PointError> {
-    let file = File::create_new(path).map_err(FileError::at("create", path))?;
+    let file = File::options()
+        .create_new(true)
+        .write(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(FileError::at("create", path))?;
     // Where nothing is written it reads as zero, and takes no room.
     file.set_len(blob.size_bytes)
         .map_err(FileError::at("write", path))?;

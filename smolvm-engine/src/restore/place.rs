@@ -1,7 +1,5 @@
 //! A point's data in the directory of a machine that is made from it.
 
-use std::fs;
-
 use cas_store::{ChunkId, PackSet, StoreError};
 use snapshot_format::verify::ROOT_DISK;
 use snapshot_format::{ChunkLookup, ChunkRef, Level, NodeSource, Point, verify, verify_chunks};
@@ -9,6 +7,7 @@ use thiserror::Error;
 
 use super::BootCache;
 use crate::file_error::FileError;
+use crate::home::make_private_dir;
 use crate::machine::{
     BaseMap, MachineDir, MachineDirError, NodesIn, create_overlay, needed_chunks, replace_file,
 };
@@ -75,7 +74,7 @@ pub(crate) fn fill_from_point(
     cache: &BootCache,
 ) -> Result<(), PlaceError> {
     for path in [dir.packs(), dir.records(), dir.disk()] {
-        fs::create_dir(&path).map_err(FileError::at("create directory", &path))?;
+        make_private_dir(&path)?;
     }
     let ids = needed_chunks(found.history.points(), &found.packs).map_err(PointError::from)?;
     found.packs.pin_into(&dir.packs(), &ids)?;
