@@ -45,7 +45,6 @@ mod error_chain;
 mod home;
 mod machine;
 mod name;
-mod on_threads;
 pub mod phase;
 mod point;
 mod restore;

@@ -42,7 +42,6 @@ const LEAVES: &[&str] = &[
     "image",
     "kernel",
     "name",
-    "on_threads",
     "phase",
     "progress",
     "time",

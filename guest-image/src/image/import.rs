@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-use cas_store::{CaptureOptions, ChunkId, Store, StoreError};
+use cas_store::{Capture, CaptureOptions, ChunkId, Store, StoreError, for_all};
 use durable_files::{FileError, PublishError, Staging};
 
 use super::config::ImageConfig;
@@ -20,6 +20,8 @@ use crate::artifact::name::valid_name;
 use crate::budget::{Budget, Limits};
 use crate::progress::{Phase, Progress};
 
+/// Chunks held at a time, 8 MiB of them.
+const BATCH_CHUNKS: usize = 128;
 /// Directory of the passing store that writes the packs.
 const PASSING_STORE: &str = "store";
 
@@ -207,16 +209,57 @@ fn write_packs(
 ) -> Result<(ImageMap, u64, u64), ChunkingError> {
     let store = Store::open(store_dir)?;
     let capture = store.begin_capture(CaptureOptions::default())?;
-    let mut ids = Vec::new();
+    let (mut ids, mut batch) = (Vec::new(), Batch::default());
     image.for_each_chunk(CHUNK_BYTES, |chunk| -> Result<(), ChunkingError> {
-        ids.push(chunk.map_or(Ok(ChunkId::ZERO), |bytes| capture.put(bytes))?);
+        batch.add(chunk);
         phase.advance(CHUNK_BYTES as u64);
+        if batch.is_full() {
+            batch.store(&capture, &mut ids)?;
+        }
         Ok(())
     })?;
+    batch.store(&capture, &mut ids)?;
     let sealed = capture.seal()?;
     sealed.pin_into(packs, ids.iter().filter(|id| !id.is_zero()))?;
     let stats = sealed.stats();
     Ok((ImageMap::new(ids), stats.data_bytes, stats.written_bytes))
+}
+
+/// Chunks that are hashed and compressed together, by all processors.
+#[derive(Default)]
+struct Batch {
+    /// Those that came; `None` is all holes. Buffers behind them are kept for the next.
+    chunks: Vec<Option<Vec<u8>>>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Batch {
+    fn add(&mut self, chunk: Option<&[u8]>) {
+        let kept = chunk.map(|bytes| {
+            let mut buffer = self.spare.pop().unwrap_or_default();
+            buffer.clear();
+            buffer.extend_from_slice(bytes);
+            buffer
+        });
+        self.chunks.push(kept);
+    }
+
+    fn is_full(&self) -> bool {
+        self.chunks.len() >= BATCH_CHUNKS
+    }
+
+    /// Stores what came and appends its ids.
+    fn store(&mut self, capture: &Capture, ids: &mut Vec<ChunkId>) -> Result<(), ChunkingError> {
+        let put = |chunk: &Option<Vec<u8>>, _: &mut [u8]| match chunk {
+            Some(bytes) => capture.put(bytes),
+            None => Ok(ChunkId::ZERO),
+        };
+        let stored = for_all(&self.chunks, put)
+            .map_err(|failures| failures.cause(|e| matches!(e, StoreError::CaptureFailed)))?;
+        ids.extend(stored);
+        self.spare.extend(self.chunks.drain(..).flatten());
+        Ok(())
+    }
 }
 
 /// Either side of the way from the file system to the packs.

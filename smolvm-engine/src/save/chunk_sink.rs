@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use cas_store::{Capture, MAX_CHUNK_BYTES, StoreError};
+use cas_store::{Capture, MAX_CHUNK_BYTES, StoreError, for_all};
 use snapshot_format::{CHUNK_BYTES, ChunkRef, MapRoot, MemoryRegion, Point};
 use thiserror::Error;
 use vmm_core::ram::{RamLayout, RamLayoutError};
@@ -13,7 +13,6 @@ use vmm_core::x86::ram_layout;
 
 use super::maps::{Maps, MapsError};
 use crate::channel::capture::CapturedChunk;
-use crate::on_threads::for_all;
 
 /// Why chunks could not be stored.
 #[derive(Debug, Error)]

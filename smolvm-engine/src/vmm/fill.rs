@@ -1,13 +1,12 @@
 //! Filling guest memory from a point's chunks.
 
-use cas_store::{ChunkId, ReadError};
+use cas_store::{ChunkId, ReadError, for_all};
 use snapshot_format::{CHUNK_BYTES, ChunkRef, MapReader, NodeSource, PointRecord, chunks_in};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_core::ram::GuestRam;
 
 use crate::machine::{ChunkSource, MapReadError, node_of};
-use crate::on_threads::for_all;
 
 /// Why memory could not be filled.
 #[derive(Debug, Error)]

@@ -5,14 +5,13 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use cas_store::{Capture, MAX_CHUNK_BYTES, StoreError};
+use cas_store::{Capture, MAX_CHUNK_BYTES, StoreError, for_all};
 use snapshot_format::{Blob, BootBlobs, CheckpointId, ChunkRef, MapRoot};
 
 use super::Run;
 use super::error::CheckpointError;
 use crate::file_error::FileError;
 use crate::machine::MachineFile;
-use crate::on_threads::for_all;
 use crate::point::{read_point, record_file_name};
 use crate::save::maps::Maps;
 

@@ -1,25 +1,39 @@
 //! Work on many chunks, shared between threads.
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread::available_parallelism;
 
-use cas_store::MAX_CHUNK_BYTES;
+use crate::MAX_CHUNK_BYTES;
 
-/// How many threads hash, compress or verify chunks.
-const THREADS: usize = 2;
+/// Most threads for the work of one caller: each has a buffer, and packs are written by one at a time.
+const MAX_THREADS: usize = 16;
 /// How many items a thread takes at a time: some take much longer than others.
 const AT_A_TIME: usize = 4;
 
+/// How many threads share the work on chunks: one for each processor that this process may use, 16 at most.
+#[must_use]
+pub fn chunk_threads() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    // Where the host does not say, one thread is always right.
+    *COUNT.get_or_init(|| {
+        available_parallelism()
+            .map_or(1, NonZeroUsize::get)
+            .min(MAX_THREADS)
+    })
+}
+
 /// Why threads failed: each thread's error, in the order in which they came.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Failures<E> {
+pub struct Failures<E> {
     first: E,
     others: Vec<E>,
 }
 
 impl<E> Failures<E> {
     /// The first error that is not only a consequence of another thread's.
-    pub(crate) fn cause(self, is_consequence: impl Fn(&E) -> bool) -> E {
+    pub fn cause(self, is_consequence: impl Fn(&E) -> bool) -> E {
         if !is_consequence(&self.first) {
             return self.first;
         }
@@ -35,7 +49,7 @@ impl<E> Failures<E> {
 /// # Errors
 ///
 /// Those of the threads that failed; the others stopped soon after the first.
-pub(crate) fn for_all<T, R, E>(
+pub fn for_all<T, R, E>(
     items: &[T],
     work: impl Fn(&T, &mut [u8]) -> Result<R, E> + Sync,
 ) -> Result<Vec<R>, Failures<E>>
@@ -68,7 +82,7 @@ where
         done.append(&mut results);
     };
     std::thread::scope(|scope| {
-        for _ in 1..THREADS.min(items.len()) {
+        for _ in 1..chunk_threads().min(items.len()) {
             scope.spawn(one_thread);
         }
         one_thread();
