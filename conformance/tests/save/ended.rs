@@ -135,3 +135,50 @@ fn count(bed: &Bed, words: &str) -> usize {
     let log = fs::read(log).unwrap_or_default();
     String::from_utf8_lossy(&log).matches(words).count()
 }
+
+/// Saves that fail after their instant each leave a layer of the disk; these are merged, and nothing is lost.
+#[test]
+fn saves_that_fail_late_do_not_fill_the_disk_with_layers() {
+    let Some(bed) = Bed::open("saves_that_fail_late_do_not_fill_the_disk_with_layers") else {
+        return;
+    };
+    bed.run(["machine", "create", "--name", "source", "--mem", "256M"])
+        .expect("create");
+    start(&bed, "source", "first");
+    let directory = bed.home().join("machines/source/disk");
+    let (hold, held) = (
+        Phase::Staged.hold_file(&bed.holds()),
+        Phase::Staged.held_file(&bed.holds()),
+    );
+    for number in 0..14 {
+        bed.sh("source", &format!("echo {number} > /root/{number}; sync"));
+        fs::write(&hold, "").expect("hold");
+        let checkpoint = "machine checkpoint --name source --store store -o taken.checkpoint";
+        let mut command = bed.command(checkpoint.split(' '));
+        let mut command = command
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("smolvm starts");
+        while !held.exists() {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        // Somebody takes the name before it is published.
+        fs::create_dir(bed.path("taken.checkpoint")).expect("taken");
+        fs::remove_file(&hold).expect("let go");
+        assert!(!command.wait().expect("it ends").success());
+        fs::remove_file(&held).expect("remove");
+        fs::remove_dir(bed.path("taken.checkpoint")).expect("free");
+        let layers = fs::read_dir(&directory).expect("its disk").count();
+        // Base, those that may come together, the merged one, the top.
+        assert!(layers <= 12, "{layers} files after {number}");
+    }
+    let all = || bed.sh("source", "cat $(seq -f /root/%g 0 13) | tr '\\n' ' '");
+    let expected: Vec<String> = (0..14).map(|number| number.to_string()).collect();
+    assert_eq!(all(), expected.join(" "));
+    bed.save("source", "good.checkpoint");
+    check_machine(&bed, "source", "after many that failed");
+    bed.run(["machine", "stop", "--name", "source"])
+        .expect("stop");
+    start(&bed, "source", "again");
+    assert_eq!(all(), expected.join(" "));
+}

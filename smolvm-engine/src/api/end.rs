@@ -83,8 +83,15 @@ impl Engine {
         name: &MachineName,
         dir: &MachineDir,
     ) -> Result<File, EngineError> {
-        if let Some(lock) = dir.lock_operation_within(OPERATION_PATIENCE)? {
-            return Ok(lock);
+        loop {
+            if let Some(lock) = dir.lock_operation_within(OPERATION_PATIENCE)? {
+                return Ok(lock);
+            }
+            match self.live_status(name) {
+                // An undo, which saves its state, or an end that waits for a save.
+                Some(status) if status.ready || status.ended => {}
+                _ => break,
+            }
         }
         self.end(name, dir, Duration::ZERO)?;
         let lock = dir.lock_operation_within(OPERATION_PATIENCE)?;
@@ -128,9 +135,14 @@ impl Engine {
         name: &MachineName,
         dir: &MachineDir,
     ) -> Result<(), EngineError> {
-        let mut heard = Instant::now();
+        let begin = Instant::now();
+        let mut heard = begin;
         while !dir.wait_until_free(Duration::from_millis(200))? {
-            if self.live_status(name).is_some() {
+            // One that has ended publishes a save, which may take any time.
+            let ends = self
+                .live_status(name)
+                .is_some_and(|status| status.ended || begin.elapsed() < FORCE_PATIENCE);
+            if ends {
                 heard = Instant::now();
             }
             if heard.elapsed() < SILENCE {

@@ -305,10 +305,11 @@ impl Vmm {
             }
             return;
         };
+        // The point holds what memory was then, whatever becomes of the disk's base.
+        self.booted &= held.reset;
         let through = held.captured.frozen.newest().id();
         let told = match self.parts.rebase(base, through) {
             Ok(()) => {
-                self.booted &= held.reset;
                 Phase::Rebased.reached();
                 CaptureEvent::Rebased
             }
