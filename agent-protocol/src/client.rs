@@ -1,13 +1,18 @@
 //! The client's side: blocking calls over any pair of a reader and a writer.
 //!
 //! A [`Connection`] is one connection to the agent's port after the hello. Control calls may
-//! follow each other on it; `exec`, `copy_in` and `copy_out` consume it. Time limits are the
-//! stream's own: set a read timeout on the socket where one is wanted.
+//! follow each other on it; `exec`, `copy_in`, `copy_out` and `log` consume it. Time limits are the
+//! stream's own: a [`TimedStream`] has one for a whole call.
 
 mod copy;
 mod exec;
+mod input;
+mod log;
+mod timed;
 
 pub use exec::{ExecEvent, ExecReader, ExecSession, ExecWriter};
+pub use log::LogReader;
+pub use timed::{Deadline, TimedStream};
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,9 +20,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
 
 use crate::frame::{FrameError, read_message, write_message};
-use crate::hello::{HelloError, greet};
-use crate::message::{ErrorKind, Identity, Reply, Request, Status};
-use crate::tree::{ReceiveError, SendError};
+use crate::hello::{Hello, HelloError, greet};
+use crate::message::{
+    ErrorKind, Identity, MAX_REQUEST_BYTES, Reply, Request, Status, StepReport, SyncReport,
+};
+use crate::tree::{BadRootName, ReceiveError, SendError};
+use crate::words::harmless;
 
 /// Why a call to the agent failed.
 #[derive(Debug, Error)]
@@ -34,7 +42,7 @@ pub enum ClientError {
     Agent {
         /// Kind of failure.
         kind: ErrorKind,
-        /// The agent's words.
+        /// The agent's words, [`harmless`].
         message: String,
     },
     /// The command could not be started.
@@ -42,9 +50,20 @@ pub enum ClientError {
     NotStarted {
         /// Exit code for it: 126 or 127.
         code: u8,
-        /// Why.
+        /// Why, in the agent's words, [`harmless`].
         message: String,
     },
+    /// A command line and environment beyond what the agent takes.
+    #[error(
+        "the command line and its environment have {bytes} bytes, at most {MAX_REQUEST_BYTES} are possible"
+    )]
+    RequestTooLarge {
+        /// Bytes of the request.
+        bytes: usize,
+    },
+    /// The source of a copy has a last component that cannot be a file's name.
+    #[error("the last part of the path cannot be the name of a file")]
+    RootName(#[from] BadRootName),
     /// The agent answered something else than was asked.
     #[error("the guest agent answered {reply} to another question")]
     Unexpected {
@@ -57,9 +76,12 @@ pub enum ClientError {
     /// Files could not be made here.
     #[error("files could not be received")]
     Receive(#[from] ReceiveError),
-    /// The command has ended and takes no more input.
+    /// The command has ended, or its connection has, and takes no more input.
     #[error("the command has ended")]
     Ended,
+    /// Many signals wait already: the guest does not take them.
+    #[error("the guest does not take the signals that were sent before")]
+    NotTaken,
     /// The caller's stream for output failed.
     #[error("the command's output could not be written")]
     Output(#[source] std::io::Error),
@@ -73,7 +95,7 @@ pub enum ClientError {
 pub struct Connection<R, W> {
     reader: R,
     writer: W,
-    version: u16,
+    agent: Hello,
 }
 
 impl<R: Read, W: Write> Connection<R, W> {
@@ -82,18 +104,18 @@ impl<R: Read, W: Write> Connection<R, W> {
     /// # Errors
     /// [`ClientError::Hello`].
     pub fn open(mut reader: R, mut writer: W) -> Result<Self, ClientError> {
-        let version = greet(&mut reader, &mut writer)?;
+        let agent = greet(&mut reader, &mut writer)?;
         Ok(Self {
             reader,
             writer,
-            version,
+            agent,
         })
     }
 
-    /// The protocol version spoken.
+    /// What the agent speaks, as it said itself.
     #[must_use]
-    pub fn version(&self) -> u16 {
-        self.version
+    pub fn agent(&self) -> Hello {
+        self.agent
     }
 
     /// Sends `request` and waits for the reply; an error reply is an error here.
@@ -101,7 +123,12 @@ impl<R: Read, W: Write> Connection<R, W> {
     /// # Errors
     /// [`ClientError::Frame`], [`ClientError::Agent`].
     pub fn call(&mut self, request: &Request) -> Result<Reply, ClientError> {
-        write_message(&mut self.writer, request)?;
+        match write_message(&mut self.writer, request) {
+            Err(FrameError::BadLength { length, .. }) => {
+                return Err(ClientError::RequestTooLarge { bytes: length });
+            }
+            other => other?,
+        }
         checked(read_message(&mut self.reader)?)
     }
 
@@ -120,14 +147,16 @@ impl<R: Read, W: Write> Connection<R, W> {
         self.call_ok(&Request::Ping)
     }
 
-    /// Writes the guest's page cache to its disks, within `timeout`.
+    /// Writes the guest's page cache to its disks, for at most `timeout`, and lists its processes.
     ///
     /// # Errors
-    /// As [`Connection::call`]; [`ErrorKind::TimedOut`] when it takes longer.
-    pub fn sync(&mut self, timeout: Duration) -> Result<(), ClientError> {
-        self.call_ok(&Request::Sync {
-            timeout_ms: milliseconds(timeout),
-        })
+    /// As [`Connection::call`]. That not everything was written is no error.
+    pub fn sync(&mut self, timeout: Duration) -> Result<SyncReport, ClientError> {
+        let timeout_ms = milliseconds(timeout);
+        match self.call(&Request::Sync { timeout_ms })? {
+            Reply::Synced(report) => Ok(report),
+            other => unexpected(&other),
+        }
     }
 
     /// Asks for a clean power-off; returns when the agent has begun.
@@ -166,23 +195,43 @@ impl<R: Read, W: Write> Connection<R, W> {
         self.call_ok(&Request::SetClock { unix_nanos })
     }
 
-    /// Gives the guest's kernel new randomness; see [`Request::Reseed`].
+    /// Gives the guest's kernel new randomness; see [`Request::Reseed`]. Returns what did not work
+    /// besides.
     ///
     /// # Errors
-    /// As [`Connection::call`].
-    pub fn reseed(&mut self, seed: &[u8], restore_id: [u8; 16]) -> Result<(), ClientError> {
-        self.call_ok(&Request::Reseed {
+    /// As [`Connection::call`]; the kernel's generator is then as it was.
+    pub fn reseed(
+        &mut self,
+        seed: &[u8],
+        restore_id: [u8; 16],
+    ) -> Result<Vec<StepReport>, ClientError> {
+        self.call_steps(&Request::Reseed {
             seed: seed.into(),
-            restore_id,
+            restore_id: restore_id.into(),
         })
     }
 
-    /// Gives the machine an identity of its own.
+    /// Gives the machine an identity of its own; says what became of each step.
     ///
     /// # Errors
-    /// As [`Connection::call`]; the message names the step that failed.
-    pub fn set_identity(&mut self, identity: &Identity) -> Result<(), ClientError> {
-        self.call_ok(&Request::SetIdentity(identity.clone()))
+    /// As [`Connection::call`]. A step that failed is no error here.
+    pub fn set_identity(&mut self, identity: &Identity) -> Result<Vec<StepReport>, ClientError> {
+        self.call_steps(&Request::SetIdentity(identity.clone()))
+    }
+
+    fn call_steps(&mut self, request: &Request) -> Result<Vec<StepReport>, ClientError> {
+        match self.call(request)? {
+            Reply::Ok => Ok(Vec::new()),
+            Reply::Steps(steps) => Ok(steps
+                .into_iter()
+                .map(|step| StepReport {
+                    step: harmless(&step.step),
+                    outcome: step.outcome,
+                    reason: harmless(&step.reason),
+                })
+                .collect()),
+            other => unexpected(&other),
+        }
     }
 
     /// Grows the root file system to its disk; returns its size in bytes.
@@ -214,14 +263,20 @@ fn milliseconds(duration: Duration) -> u32 {
 
 fn checked(reply: Reply) -> Result<Reply, ClientError> {
     match reply {
-        Reply::Error { kind, message } => Err(ClientError::Agent { kind, message }),
-        Reply::NotStarted { code, message } => Err(ClientError::NotStarted { code, message }),
+        Reply::Error { kind, message } => Err(ClientError::Agent {
+            kind,
+            message: harmless(&message),
+        }),
+        Reply::NotStarted { code, message } => Err(ClientError::NotStarted {
+            code,
+            message: harmless(&message),
+        }),
         other => Ok(other),
     }
 }
 
 fn unexpected<T>(reply: &Reply) -> Result<T, ClientError> {
     Err(ClientError::Unexpected {
-        reply: format!("{reply:?}"),
+        reply: harmless(&format!("{reply:?}")),
     })
 }

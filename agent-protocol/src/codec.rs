@@ -1,160 +1,175 @@
-//! The compact encoding of messages: little-endian integers, length-prefixed bytes, no padding.
+//! The encoding of messages: CBOR (RFC 8949) with numbered fields, and runs of raw bytes.
 //!
-//! A message has exactly one encoding. Decoding never panics, never allocates more than the
-//! input could fill, and rejects whatever is left over.
+//! The first byte of a payload says what follows:
+//!
+//! | first byte | what follows |
+//! |---|---|
+//! | 0 | one message in CBOR |
+//! | 1, 2, 3 | bytes of stdin, stdout or stderr, to the end of the frame |
+//! | 4 | the offset in a file, 8 bytes little-endian, and bytes that belong there |
+//! | 5 | bytes of the machine's log |
+//!
+//! In CBOR a struct is a map from field numbers to values, and an enum an array of the variant's
+//! number and such a map. A field that a decoder does not know is skipped. A field that is missing is
+//! an error unless its type is an `Option` or it is marked as having a default: whatever is added to
+//! version 1 must be one of the two. Data never goes through CBOR.
+//!
+//! Decoding never panics and takes memory in proportion to the input. Lists have limits of their own.
 
+use minicbor::{Decode, Decoder, Encode};
 use thiserror::Error;
 
-/// Most elements that one list of a message may have.
-pub const MAX_LIST_ITEMS: usize = 65_536;
+use crate::frame::MAX_FRAME_BYTES;
+
+/// First byte of a payload that is a message in CBOR.
+const MESSAGE: u8 = 0;
 
 /// Why bytes are not a message.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// The message ended inside a field.
-    #[error("message ends inside a field of {wanted} bytes, {left} left")]
-    Truncated {
-        /// Bytes that the field needs.
-        wanted: usize,
-        /// Bytes that are left.
-        left: usize,
-    },
-    /// Bytes remain after the last field.
+    /// The payload has no first byte.
+    #[error("the message is empty")]
+    Empty,
+    /// The bytes are no CBOR, or not of the type that was expected.
+    #[error("the message is not valid")]
+    Cbor(#[source] minicbor::decode::Error),
+    /// The message is of a kind that this program does not know; its peer is newer.
+    #[error("the message is of a kind that is not known here")]
+    UnknownKind(#[source] minicbor::decode::Error),
+    /// Bytes remain after the message.
     #[error("{left} bytes left over after the message")]
     LeftOver {
         /// Bytes that remain.
         left: usize,
     },
-    /// No variant of this type has that tag.
-    #[error("unknown tag {tag} of {kind}")]
-    UnknownTag {
-        /// The type that was decoded.
-        kind: &'static str,
-        /// The tag found.
-        tag: u8,
-    },
-    /// A list is longer than [`MAX_LIST_ITEMS`].
-    #[error("list of {count} items, at most {MAX_LIST_ITEMS} are allowed")]
-    ListTooLong {
-        /// Items announced.
-        count: usize,
-    },
-    /// A text field is not UTF-8.
-    #[error("text is not UTF-8")]
-    NotUtf8,
-    /// A truth value is neither 0 nor 1.
-    #[error("truth value {value}")]
-    NotBool {
-        /// The byte found.
-        value: u8,
+    /// Raw bytes of a kind that does not belong here, or data in a message.
+    #[error("data of kind {kind} where none belongs")]
+    MisplacedData {
+        /// First byte of the payload.
+        kind: u8,
     },
 }
 
-/// Reads fields from the front of a message.
-#[derive(Debug)]
-pub struct Decoder<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Decoder<'a> {
-    /// Starts at the first byte of `message`.
-    #[must_use]
-    pub fn new(message: &'a [u8]) -> Self {
-        Self { rest: message }
-    }
-
-    /// Takes the next `count` bytes.
-    ///
-    /// # Errors
-    /// [`DecodeError::Truncated`] when fewer are left.
-    pub fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
-        let left = self.rest.len();
-        let (head, tail) = self
-            .rest
-            .split_at_checked(count)
-            .ok_or(DecodeError::Truncated {
-                wanted: count,
-                left,
-            })?;
-        self.rest = tail;
-        Ok(head)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
-        let mut out = [0; N];
-        out.copy_from_slice(self.take(N)?);
-        Ok(out)
-    }
-
-    fn length(&mut self) -> Result<usize, DecodeError> {
-        Ok(u32::get(self)? as usize)
+impl From<minicbor::decode::Error> for DecodeError {
+    fn from(error: minicbor::decode::Error) -> Self {
+        if error.is_unknown_variant() {
+            Self::UnknownKind(error)
+        } else {
+            Self::Cbor(error)
+        }
     }
 }
 
-/// A value with one encoding.
-pub trait Wire: Sized {
-    /// Appends the encoding.
-    fn put(&self, out: &mut Vec<u8>);
+/// What a run of raw bytes is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Data {
+    /// Input of a command.
+    Stdin,
+    /// Output of a command.
+    Stdout,
+    /// Error output of a command.
+    Stderr,
+    /// Part of a file.
+    File {
+        /// Where it belongs.
+        offset: u64,
+    },
+    /// Part of the machine's log.
+    Log,
+}
 
-    /// Reads the value from the front of what is left.
-    ///
-    /// # Errors
-    /// [`DecodeError`] when the bytes are not an encoding of this type.
-    fn get(from: &mut Decoder<'_>) -> Result<Self, DecodeError>;
+impl Data {
+    fn kind(self) -> u8 {
+        match self {
+            Self::Stdin => 1,
+            Self::Stdout => 2,
+            Self::Stderr => 3,
+            Self::File { .. } => 4,
+            Self::Log => 5,
+        }
+    }
 
-    /// The whole message as bytes.
-    fn encode(&self) -> Vec<u8> {
+    fn put(self, bytes: &[u8], out: &mut Vec<u8>) {
+        out.push(self.kind());
+        if let Self::File { offset } = self {
+            out.extend_from_slice(&offset.to_le_bytes());
+        }
+        out.extend_from_slice(bytes);
+    }
+
+    /// The kind and the bytes of a payload that is data.
+    fn get(payload: &[u8]) -> Result<(Self, &[u8]), DecodeError> {
+        let (&kind, rest) = payload.split_first().ok_or(DecodeError::Empty)?;
+        let misplaced = DecodeError::MisplacedData { kind };
+        Ok(match kind {
+            1 => (Self::Stdin, rest),
+            2 => (Self::Stdout, rest),
+            3 => (Self::Stderr, rest),
+            4 => {
+                let (offset, rest) = rest.split_first_chunk().ok_or(misplaced)?;
+                let offset = u64::from_le_bytes(*offset);
+                (Self::File { offset }, rest)
+            }
+            5 => (Self::Log, rest),
+            _ => return Err(misplaced),
+        })
+    }
+}
+
+/// What fits a frame: a type with a CBOR encoding, some of whose values may be raw bytes.
+pub trait Wire: Sized + Encode<()> + for<'b> Decode<'b, ()> {
+    /// Largest payload that is read or written.
+    const MAX_BYTES: usize = MAX_FRAME_BYTES;
+
+    /// What this value is, if it is data.
+    fn as_data(&self) -> Option<(Data, &[u8])> {
+        None
+    }
+
+    /// The value that is this data, if there is one.
+    fn from_data(_data: Data, _bytes: &[u8]) -> Option<Self> {
+        None
+    }
+
+    /// Appends the payload of a frame.
+    fn put(&self, out: &mut Vec<u8>) {
+        if let Some((data, bytes)) = self.as_data() {
+            return data.put(bytes, out);
+        }
+        out.push(MESSAGE);
+        // Neither a vector nor a derived encoder fails.
+        let _ = minicbor::encode(self, out);
+    }
+
+    /// The payload of a frame.
+    fn encode_payload(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.put(&mut out);
         out
     }
 
-    /// Decodes a whole message.
+    /// Decodes the payload of a frame.
     ///
     /// # Errors
     /// [`DecodeError`], also when bytes are left over.
-    fn decode(message: &[u8]) -> Result<Self, DecodeError> {
-        let mut from = Decoder::new(message);
-        let value = Self::get(&mut from)?;
-        match from.rest.len() {
+    fn decode_payload(payload: &[u8]) -> Result<Self, DecodeError> {
+        if payload.first() != Some(&MESSAGE) {
+            let (data, bytes) = Data::get(payload)?;
+            let kind = data.kind();
+            return Self::from_data(data, bytes).ok_or(DecodeError::MisplacedData { kind });
+        }
+        let mut from = Decoder::new(&payload[1..]);
+        let value: Self = from.decode()?;
+        if let Some((data, _)) = value.as_data() {
+            let kind = data.kind();
+            return Err(DecodeError::MisplacedData { kind });
+        }
+        match payload.len() - 1 - from.position() {
             0 => Ok(value),
             left => Err(DecodeError::LeftOver { left }),
         }
     }
-}
-
-macro_rules! wire_integer {
-    ($($kind:ty),*) => {$(
-        impl Wire for $kind {
-            fn put(&self, out: &mut Vec<u8>) {
-                out.extend_from_slice(&self.to_le_bytes());
-            }
-            fn get(from: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-                Ok(Self::from_le_bytes(from.array()?))
-            }
-        }
-    )*};
-}
-wire_integer!(u8, u16, u32, u64, i32, i64);
-
-impl Wire for bool {
-    fn put(&self, out: &mut Vec<u8>) {
-        out.push(u8::from(*self));
-    }
-
-    fn get(from: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        match u8::get(from)? {
-            0 => Ok(false),
-            1 => Ok(true),
-            value => Err(DecodeError::NotBool { value }),
-        }
-    }
-}
-
-/// Lengths come from memory that is at most a frame; a longer one is cut by the frame's own cap.
-fn put_length(length: usize, out: &mut Vec<u8>) {
-    u32::try_from(length).unwrap_or(u32::MAX).put(out);
 }
 
 /// A run of bytes: data, paths, names, arguments.
@@ -193,159 +208,135 @@ impl std::ops::Deref for Bytes {
     }
 }
 
-impl Wire for Bytes {
-    fn put(&self, out: &mut Vec<u8>) {
-        put_length(self.0.len(), out);
-        out.extend_from_slice(&self.0);
-    }
-
-    fn get(from: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        let length = from.length()?;
-        Ok(Self(from.take(length)?.to_vec()))
+impl<C> Encode<C> for Bytes {
+    fn encode<W: minicbor::encode::Write>(
+        &self,
+        to: &mut minicbor::Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), minicbor::encode::Error<W::Error>> {
+        to.bytes(&self.0)?.ok()
     }
 }
 
-impl Wire for String {
-    fn put(&self, out: &mut Vec<u8>) {
-        put_length(self.len(), out);
-        out.extend_from_slice(self.as_bytes());
-    }
-
-    fn get(from: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        let length = from.length()?;
-        let text = std::str::from_utf8(from.take(length)?).map_err(|_| DecodeError::NotUtf8)?;
-        Ok(text.to_owned())
+impl<'b, C> Decode<'b, C> for Bytes {
+    fn decode(from: &mut Decoder<'b>, _: &mut C) -> Result<Self, minicbor::decode::Error> {
+        Ok(Self(from.bytes()?.to_vec()))
     }
 }
 
-impl<const N: usize> Wire for [u8; N] {
-    fn put(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self);
-    }
+/// Sixteen bytes that identify something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Encode, Decode)]
+#[cbor(transparent)]
+pub struct Id(#[cbor(n(0), with = "minicbor::bytes")] pub [u8; 16]);
 
-    fn get(from: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        from.array()
+impl From<[u8; 16]> for Id {
+    fn from(bytes: [u8; 16]) -> Self {
+        Self(bytes)
     }
 }
 
-impl<T: Wire> Wire for Option<T> {
-    fn put(&self, out: &mut Vec<u8>) {
-        self.is_some().put(out);
-        if let Some(value) = self {
-            value.put(out);
+/// Decodes a list of at most `MAX` items. It grows as items arrive: an announced length costs nothing.
+pub(crate) fn bounded_list<'b, C, T: Decode<'b, C>, const MAX: usize>(
+    from: &mut Decoder<'b>,
+    context: &mut C,
+) -> Result<Vec<T>, minicbor::decode::Error> {
+    let mut items = Vec::new();
+    for item in from.array_iter_with(context)? {
+        if items.len() == MAX {
+            return Err(minicbor::decode::Error::message(
+                "a list with too many items",
+            ));
         }
+        items.push(item?);
     }
-
-    fn get(from: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        Ok(if bool::get(from)? {
-            Some(T::get(from)?)
-        } else {
-            None
-        })
-    }
+    Ok(items)
 }
-
-impl<T: Wire> Wire for Vec<T> {
-    fn put(&self, out: &mut Vec<u8>) {
-        put_length(self.len(), out);
-        for item in self {
-            item.put(out);
-        }
-    }
-
-    fn get(from: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        let count = from.length()?;
-        if count > MAX_LIST_ITEMS {
-            return Err(DecodeError::ListTooLong { count });
-        }
-        // Grows as items really arrive: an announced count costs nothing.
-        let mut items = Self::new();
-        for _ in 0..count {
-            items.push(T::get(from)?);
-        }
-        Ok(items)
-    }
-}
-
-/// Fields of a struct, in the order given.
-macro_rules! wire_struct {
-    ($name:ident { $($field:ident),* $(,)? }) => {
-        impl $crate::codec::Wire for $name {
-            fn put(&self, out: &mut Vec<u8>) {
-                $($crate::codec::Wire::put(&self.$field, out);)*
-            }
-            fn get(
-                from: &mut $crate::codec::Decoder<'_>,
-            ) -> Result<Self, $crate::codec::DecodeError> {
-                Ok(Self { $($field: $crate::codec::Wire::get(from)?),* })
-            }
-        }
-    };
-}
-pub(crate) use wire_struct;
-
-/// Variants of an enum with their tag bytes, each with the names of its fields.
-macro_rules! wire_enum {
-    ($name:ident {
-        $($tag:literal => $variant:ident $(($inner:ident))? $({ $($field:ident),* })?),* $(,)?
-    }) => {
-        impl $crate::codec::Wire for $name {
-            fn put(&self, out: &mut Vec<u8>) {
-                match self {
-                    $(Self::$variant $(($inner))? $({ $($field),* })? => {
-                        out.push($tag);
-                        $($crate::codec::Wire::put($inner, out);)?
-                        $($($crate::codec::Wire::put($field, out);)*)?
-                    })*
-                }
-            }
-            fn get(
-                from: &mut $crate::codec::Decoder<'_>,
-            ) -> Result<Self, $crate::codec::DecodeError> {
-                match <u8 as $crate::codec::Wire>::get(from)? {
-                    $($tag => {
-                        $(let $inner = $crate::codec::Wire::get(from)?;)?
-                        $($(let $field = $crate::codec::Wire::get(from)?;)*)?
-                        Ok(Self::$variant $(($inner))? $({ $($field),* })?)
-                    })*
-                    tag => Err($crate::codec::DecodeError::UnknownTag {
-                        kind: stringify!($name),
-                        tag,
-                    }),
-                }
-            }
-        }
-    };
-}
-pub(crate) use wire_enum;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_huge_announced_list_costs_nothing() {
-        let mut message = Vec::new();
-        60_000u32.put(&mut message);
-        assert!(matches!(
-            Vec::<u64>::decode(&message),
-            Err(DecodeError::Truncated { wanted: 8, left: 0 })
-        ));
-        let mut message = Vec::new();
-        u32::MAX.put(&mut message);
-        assert!(matches!(
-            Vec::<bool>::decode(&message),
-            Err(DecodeError::ListTooLong { .. })
-        ));
+    #[derive(Debug, PartialEq, Encode, Decode)]
+    #[cbor(map)]
+    struct Today {
+        #[n(1)]
+        name: Bytes,
+        #[cbor(n(3), default, decode_with = "bounded_list::<_, _, 3>")]
+        list: Vec<u64>,
+    }
+    impl Wire for Today {}
+
+    /// What a later program may send: more fields, of any kind.
+    #[derive(Encode, Decode)]
+    #[cbor(map)]
+    struct Tomorrow {
+        #[n(0)]
+        before: Vec<Vec<String>>,
+        #[n(1)]
+        name: Bytes,
+        #[n(2)]
+        between: Option<Id>,
+        #[n(9)]
+        behind: Today,
+    }
+    impl Wire for Tomorrow {}
+
+    fn today() -> Today {
+        Today {
+            name: "x".into(),
+            list: vec![1, 2, 3],
+        }
     }
 
     #[test]
-    fn left_over_bytes_and_odd_truth_values_are_refused() {
-        assert_eq!(u8::decode(&[1, 2]), Err(DecodeError::LeftOver { left: 1 }));
-        assert_eq!(bool::decode(&[2]), Err(DecodeError::NotBool { value: 2 }));
+    fn unknown_fields_are_skipped_and_missing_ones_have_defaults() {
+        let later = Tomorrow {
+            before: vec![vec!["a".into()]; 3],
+            name: "same".into(),
+            between: Some(Id([7; 16])),
+            behind: today(),
+        };
+        let seen = Today::decode_payload(&later.encode_payload()).expect("compatible");
         assert_eq!(
-            String::decode(&[1, 0, 0, 0, 0xff]),
-            Err(DecodeError::NotUtf8)
+            seen,
+            Today {
+                name: "same".into(),
+                list: Vec::new()
+            }
         );
+        // A required one is missing.
+        let error = Tomorrow::decode_payload(&today().encode_payload());
+        assert!(matches!(error, Err(DecodeError::Cbor(_))));
+    }
+
+    #[test]
+    fn lists_have_a_limit_and_an_announced_length_costs_nothing() {
+        let mut long = today();
+        long.list.push(4);
+        assert!(Today::decode_payload(&long.encode_payload()).is_err());
+        // A map of one field, number 3, a list of 2^64 - 1 items that are not there.
+        let mut bytes = vec![0, 0xa1, 3, 0x9b];
+        bytes.extend([0xff; 8]);
+        assert!(Today::decode_payload(&bytes).is_err());
+    }
+
+    #[test]
+    fn left_over_bytes_and_misplaced_data_are_refused() {
+        let mut bytes = today().encode_payload();
+        bytes.push(0);
+        assert!(matches!(
+            Today::decode_payload(&bytes),
+            Err(DecodeError::LeftOver { left: 1 })
+        ));
+        for kind in [1, 2, 3, 5] {
+            assert!(matches!(
+                Today::decode_payload(&[kind, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+                Err(DecodeError::MisplacedData { .. })
+            ));
+        }
+        assert!(matches!(
+            Today::decode_payload(&[]),
+            Err(DecodeError::Empty)
+        ));
     }
 }

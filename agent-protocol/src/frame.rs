@@ -1,7 +1,9 @@
 //! Length-prefixed frames over any byte stream.
 //!
-//! A frame is a `u32` little-endian length and that many bytes, one message. A length of zero or
-//! above [`MAX_FRAME_BYTES`] is an error: the stream is no longer in step and must be closed.
+//! A frame is a `u32` little-endian length and that many bytes, one message or a run of data
+//! ([`codec`](crate::codec)). A length of zero or above the limit of what is expected
+//! ([`Wire::MAX_BYTES`]) is an error: the stream is no longer in step and must be closed. A message
+//! that does not decode leaves the stream in step.
 
 use std::io::{self, Read, Write};
 
@@ -9,7 +11,7 @@ use thiserror::Error;
 
 use crate::codec::{DecodeError, Wire};
 
-/// Largest payload of a frame.
+/// Largest payload of a frame, but for those of [`Request`](crate::message::Request).
 pub const MAX_FRAME_BYTES: usize = 1 << 20;
 /// Data of streams and files is cut into pieces of at most this many bytes.
 pub const MAX_DATA_BYTES: usize = 64 << 10;
@@ -27,10 +29,12 @@ pub enum FrameError {
     #[error("the connection ended inside a frame")]
     Cut,
     /// The frame's length is not allowed.
-    #[error("frame of {length} bytes, 1 to {MAX_FRAME_BYTES} are allowed")]
+    #[error("frame of {length} bytes, 1 to {limit} are allowed")]
     BadLength {
         /// The length announced or asked for.
         length: usize,
+        /// The largest one.
+        limit: usize,
     },
     /// The payload is not the message expected.
     #[error("the frame holds no valid message")]
@@ -40,10 +44,19 @@ pub enum FrameError {
     Io(#[source] io::Error),
 }
 
-fn checked_length(header: [u8; FRAME_HEADER_BYTES]) -> Result<usize, FrameError> {
+impl FrameError {
+    /// Whether the message was whole, but of a kind that a newer peer sends.
+    #[must_use]
+    pub fn is_unknown_kind(&self) -> bool {
+        matches!(self, Self::Decode(DecodeError::UnknownKind(_)))
+    }
+}
+
+fn checked_length<M: Wire>(header: [u8; FRAME_HEADER_BYTES]) -> Result<usize, FrameError> {
     let length = u32::from_le_bytes(header) as usize;
-    if length == 0 || length > MAX_FRAME_BYTES {
-        return Err(FrameError::BadLength { length });
+    let limit = M::MAX_BYTES;
+    if length == 0 || length > limit {
+        return Err(FrameError::BadLength { length, limit });
     }
     Ok(length)
 }
@@ -57,11 +70,12 @@ pub fn push_frame<M: Wire>(message: &M, out: &mut Vec<u8>) -> Result<(), FrameEr
     out.extend_from_slice(&[0; FRAME_HEADER_BYTES]);
     message.put(out);
     let length = out.len() - start - FRAME_HEADER_BYTES;
-    if length == 0 || length > MAX_FRAME_BYTES {
+    let limit = M::MAX_BYTES;
+    let header = u32::try_from(length).ok().filter(|_| length <= limit);
+    let Some(header) = header else {
         out.truncate(start);
-        return Err(FrameError::BadLength { length });
-    }
-    let header = u32::try_from(length).map_err(|_| FrameError::BadLength { length })?;
+        return Err(FrameError::BadLength { length, limit });
+    };
     out[start..start + FRAME_HEADER_BYTES].copy_from_slice(&header.to_le_bytes());
     Ok(())
 }
@@ -87,12 +101,12 @@ pub fn read_message<M: Wire>(from: &mut impl Read) -> Result<M, FrameError> {
     if read_some(from, &mut header)? == 0 {
         return Err(FrameError::Closed);
     }
-    let length = checked_length(header)?;
+    let length = checked_length::<M>(header)?;
     let mut payload = vec![0; length];
     if read_some(from, &mut payload)? < length {
         return Err(FrameError::Cut);
     }
-    Ok(M::decode(&payload)?)
+    Ok(M::decode_payload(&payload)?)
 }
 
 /// Fills `buffer`; 0 means an end before the first byte.
@@ -120,6 +134,19 @@ pub struct FrameBuffer {
 }
 
 impl FrameBuffer {
+    /// Takes `N` bytes that are no frame, if so many are there.
+    pub fn take_raw<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let bytes = *self.bytes[self.start..].first_chunk::<N>()?;
+        self.start += N;
+        Some(bytes)
+    }
+
+    /// What is left: bytes behind the last message taken out.
+    #[must_use]
+    pub fn into_rest(mut self) -> Vec<u8> {
+        self.bytes.split_off(self.start)
+    }
+
     /// Adds bytes from the stream. Take all messages out before adding more.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.start > 0 {
@@ -132,19 +159,20 @@ impl FrameBuffer {
     /// The next whole message, or `None` when more bytes are needed.
     ///
     /// # Errors
-    /// [`FrameError::BadLength`] and [`FrameError::Decode`]; the stream is then out of step.
+    /// [`FrameError::BadLength`]; the stream is then out of step. [`FrameError::Decode`]; the next
+    /// call goes on behind that message.
     pub fn next_message<M: Wire>(&mut self) -> Result<Option<M>, FrameError> {
         let rest = &self.bytes[self.start..];
         let Some((header, rest)) = rest.split_first_chunk::<FRAME_HEADER_BYTES>() else {
             return Ok(None);
         };
-        let length = checked_length(*header)?;
+        let length = checked_length::<M>(*header)?;
         let Some(payload) = rest.get(..length) else {
             return Ok(None);
         };
-        let message = M::decode(payload)?;
+        let message = M::decode_payload(payload);
         self.start += FRAME_HEADER_BYTES + length;
-        Ok(Some(message))
+        Ok(Some(message?))
     }
 }
 
@@ -152,6 +180,8 @@ impl FrameBuffer {
 mod tests {
     use super::*;
     use crate::codec::Bytes;
+
+    impl Wire for Bytes {}
 
     #[test]
     fn frames_survive_any_cut_into_pieces() {
@@ -181,7 +211,7 @@ mod tests {
         ));
         assert!(matches!(
             read_message::<Bytes>(&mut [0u8; 4].as_slice()),
-            Err(FrameError::BadLength { length: 0 })
+            Err(FrameError::BadLength { length: 0, .. })
         ));
         assert!(matches!(
             read_message::<Bytes>(&mut [].as_slice()),

@@ -120,13 +120,16 @@ fn send(to: &mut impl Write) -> Result<(), HelloError> {
     Ok(to.flush()?)
 }
 
-/// The client's side: speaks first. Returns the version agreed on.
+/// The client's side: speaks first. Returns what the agent speaks, which has a version in common with
+/// this crate.
 ///
 /// # Errors
 /// Any [`HelloError`].
-pub fn greet(from: &mut impl Read, to: &mut impl Write) -> Result<u16, HelloError> {
+pub fn greet(from: &mut impl Read, to: &mut impl Write) -> Result<Hello, HelloError> {
     send(to)?;
-    receive(from)?.agree()
+    let theirs = receive(from)?;
+    theirs.agree()?;
+    Ok(theirs)
 }
 
 /// The agent's side: answers. Its hello is sent also when no version fits, so that the client can
@@ -173,7 +176,8 @@ mod tests {
             1
         );
         let mut sent = Vec::new();
-        assert_eq!(greet(&mut answer.as_slice(), &mut sent).expect("agree"), 1);
+        let agent = greet(&mut answer.as_slice(), &mut sent).expect("agree");
+        assert_eq!(agent, Hello::OURS);
         assert_eq!(sent, hello);
     }
 }

@@ -7,10 +7,11 @@
 //!
 //! - **exec**: a command with its streams, see [`client::ExecSession`];
 //! - **copy in, copy out**: one [`tree`] of files as a stream;
+//! - **log**: the output of detached commands, see [`client::LogReader`];
 //! - **control**: calls that are answered one by one (ping, sync, power off, clock, identity, …).
 //!
-//! Everything after the hello is [`frame`]s of at most [`frame::MAX_FRAME_BYTES`], each one message
-//! in the encoding of [`codec`]. All of it works over any `Read` and `Write`.
+//! Everything after the hello is [`frame`]s, each one message or a run of raw bytes in the encoding
+//! of [`codec`], which also says how version 1 may grow. All of it works over any `Read` and `Write`.
 //!
 //! The end of a connection while the machine runs means that the client is gone: the agent ends
 //! the command. A reset of the transport (the guest was restored or copied) does not.
@@ -18,7 +19,8 @@
 //! # Errors
 //!
 //! Each layer has its own enum; [`client::ClientError`] holds them all. Nothing that arrives can
-//! panic, loop or take more memory than one frame, whichever side is hostile.
+//! panic, loop or take memory out of proportion to one frame, whichever side is hostile. The other
+//! side's words are made [`harmless`](words::harmless) before a caller sees them.
 //!
 //! # Not here
 //!
@@ -54,6 +56,8 @@ pub mod fuzz;
 pub mod hello;
 pub mod message;
 pub mod tree;
+pub mod words;
 
-/// The vsock port on which the agent listens in the guest.
-pub const AGENT_PORT: u32 = 10_240;
+/// The vsock port on which the agent listens in the guest. Below 1024, so that no unprivileged process
+/// of the guest takes it while the agent is away (`LAST_RESERVED_PORT`, `vsock(7)`).
+pub const AGENT_PORT: u32 = 1_000;

@@ -1,16 +1,19 @@
 //! Calls that are answered at once: clock, identity, random pool, sizes, power.
 
+pub(crate) mod disk;
 pub(crate) mod identity;
+mod place;
 pub(crate) mod power;
+mod processes;
 mod reseed;
 mod resize;
 pub(crate) mod sync;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use agent_protocol::message::{ErrorKind, Reply, Request};
+use agent_protocol::message::{ErrorKind, Reply, Request, SyncReport};
 use rustix::time::{ClockId, Timespec, clock_settime};
 use thiserror::Error;
 
@@ -25,8 +28,6 @@ pub(crate) enum ControlError {
     Invalid { what: &'static str },
     #[error("this agent does not own the machine it runs on")]
     NotOwner,
-    #[error("file systems were not written within {} ms", .limit.as_millis())]
-    SyncTime { limit: Duration },
     #[error("cannot {step} {}", path.display())]
     File {
         step: &'static str,
@@ -46,8 +47,10 @@ impl ControlError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Invalid { .. } | Self::NotOwner => ErrorKind::Invalid,
-            Self::SyncTime { .. } => ErrorKind::TimedOut,
-            Self::File { .. } | Self::System { .. } => ErrorKind::Failed,
+            Self::File { source, .. } | Self::System { source, .. } => match source.kind() {
+                std::io::ErrorKind::TimedOut => ErrorKind::TimedOut,
+                _ => ErrorKind::Failed,
+            },
         }
     }
 
@@ -100,28 +103,36 @@ fn carry_out(agent: &Arc<Agent>, request: Request) -> Result<(Reply, After), Con
     let mut after = After::Nothing;
     let mut reply = Reply::Ok;
     match request {
-        Request::Exec(_) | Request::CopyIn(_) | Request::CopyOut { .. } => {
-            let what = "exec and copies need a connection of their own";
+        Request::Exec(_) | Request::CopyIn(_) | Request::CopyOut { .. } | Request::Log => {
+            let what = "exec, copies and the log need a connection of their own";
             return Err(ControlError::Invalid { what });
         }
         Request::Ping => {}
         Request::Sync { timeout_ms } => {
-            let limit = Duration::from_millis(timeout_ms.into());
-            if !agent.syncer.sync(limit) {
-                return Err(ControlError::SyncTime { limit });
-            }
+            let deadline = Instant::now() + Duration::from_millis(timeout_ms.into());
+            let number = agent.syncer.begin();
+            let processes = processes::list(deadline);
+            let left = deadline.saturating_duration_since(Instant::now());
+            let written = agent.syncer.wait(number, left);
+            reply = Reply::Synced(SyncReport { written, processes });
         }
         Request::Status => reply = Reply::Status(agent.status()),
         _ if !agent.owns_machine => return Err(ControlError::NotOwner),
         Request::PowerOff { grace_ms } => after = end(End::PowerOff, grace_ms),
         Request::Reboot { grace_ms } => after = end(End::Reboot, grace_ms),
         Request::SetClock { unix_nanos } => set_clock(unix_nanos)?,
-        Request::Reseed { seed, restore_id } => reseed::reseed(&seed, restore_id)?,
-        Request::SetIdentity(identity) => identity::Root::machine().apply(&identity)?,
-        Request::ResizeRoot => {
-            reply = Reply::Resized {
-                size_bytes: resize::resize_root()?,
+        Request::Reseed { seed, restore_id } => {
+            if let Some(step) = reseed::reseed(&seed, restore_id)? {
+                reply = Reply::Steps(vec![step]);
             }
+        }
+        Request::SetIdentity(identity) => {
+            let root = identity::Root::machine(&agent.disk);
+            reply = Reply::Steps(root.apply(&identity)?);
+        }
+        Request::ResizeRoot => {
+            let size_bytes = resize::resize_root(&agent.disk)?;
+            reply = Reply::Resized { size_bytes };
         }
     }
     Ok((reply, after))

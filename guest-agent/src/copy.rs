@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Cursor, Read};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,34 @@ use std::path::{Path, PathBuf};
 use agent_protocol::frame::write_message;
 use agent_protocol::message::chain;
 use agent_protocol::message::{CopyIn, ErrorKind, Reply};
-use agent_protocol::tree::{Ownership, ReceiveError, receive_tree, send_tree};
+use agent_protocol::tree::{Destination, Ownership, ReceiveError, receive_tree, send_tree};
+
+use crate::door::Visitor;
 
 /// Bytes read from the connection at a time.
 const BUFFER_BYTES: usize = 128 << 10;
 
 /// Makes what the client sends.
-pub(crate) fn serve_in(stream: File, request: &CopyIn) {
-    let ownership = request.owner.map_or(Ownership::Keep, Ownership::Set);
+pub(crate) fn serve_in(visitor: Visitor, request: &CopyIn) {
+    let Visitor { stream, frames, .. } = visitor;
+    // The tree follows the request at once: some of it has been read.
+    let begun = Cursor::new(frames.into_rest());
+    let mut reader = begun.chain(BufReader::with_capacity(BUFFER_BYTES, &stream));
     let target = absolute(&request.target);
-    let mut reader = BufReader::with_capacity(BUFFER_BYTES, &stream);
-    let reply = match receive_tree(&mut reader, &target, ownership, &mut |_| ()) {
+    let received = request
+        .root_name()
+        .map_err(|_| ReceiveError::Invalid {
+            what: "the name of the tree",
+        })
+        .and_then(|root| {
+            let to = Destination {
+                target: &target,
+                root,
+                ownership: request.owner.map_or(Ownership::Keep, Ownership::Set),
+            };
+            receive_tree(&mut reader, to, &mut |_| ControlFlow::Continue(()))
+        });
+    let reply = match received {
         Ok(report) => Reply::Copied(report),
         Err(ReceiveError::Stream(_)) => return, // nobody is left to tell
         Err(error) => {

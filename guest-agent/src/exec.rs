@@ -3,6 +3,7 @@
 pub(crate) mod drain;
 mod environment;
 mod output;
+pub(crate) mod output_log;
 mod process;
 mod relay;
 mod request;
@@ -17,12 +18,13 @@ use agent_protocol::frame::write_message;
 use agent_protocol::message::{ExecRequest, Reply};
 
 use crate::agent::Agent;
+use crate::room::Place;
 use agent_protocol::message::chain;
 use relay::{Peer, Relay, STDIN_WINDOW_BYTES};
 use spawn::{Spawned, StartError};
 
-/// Runs the command of one connection to its end.
-pub(crate) fn serve(agent: &Arc<Agent>, connection: OwnedFd, request: ExecRequest) {
+/// Runs the command of one connection to its end, in its place.
+pub(crate) fn serve(agent: &Arc<Agent>, connection: OwnedFd, request: ExecRequest, place: Place) {
     let mut stream = File::from(connection);
     let spawned = match request::prepare(&request).and_then(|plan| spawn::spawn(agent, &plan)) {
         Ok(spawned) => spawned,
@@ -49,14 +51,16 @@ pub(crate) fn serve(agent: &Arc<Agent>, connection: OwnedFd, request: ExecReques
         (false, Err(_)) => Peer::Dead,
     };
     run(agent, session, spawned, peer, &request);
+    drop(place);
 }
 
 fn run(agent: &Arc<Agent>, session: u64, child: Spawned, peer: Peer, request: &ExecRequest) {
     let outcome = Relay::new(agent, session, child, peer, request).run();
     agent.end(session, outcome);
     if request.detach {
-        let line = format!("exec {session} ended with code {}", outcome.exit_code());
-        agent.log(&line);
+        let line = format!("ended with code {}", outcome.exit_code());
+        let who = format!("exec {session}");
+        agent.output_log.add(&who, line.as_bytes());
     }
 }
 

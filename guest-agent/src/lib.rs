@@ -4,8 +4,9 @@
 //!
 //! [`init`] is PID 1: it finds the root disk, mounts what a Linux system needs, and keeps a child
 //! alive that is the agent proper, so that no fault of the agent ends the machine. The [`agent`]
-//! serves connections of `agent-protocol`, each on a thread of its own. Nothing of it needs to be
-//! PID 1: the tests serve socket pairs in an ordinary process.
+//! serves connections of `agent-protocol`: commands and copies each on a thread of its own, control calls
+//! on threads that are always there, so that whatever commands use up the machine can be saved and
+//! stopped. Nothing of it needs to be PID 1: the tests serve socket pairs in an ordinary process.
 //!
 //! # Errors
 //!
@@ -36,7 +37,9 @@
 pub mod agent;
 mod control;
 mod copy;
+mod door;
 mod exec;
 pub mod init;
+mod room;
 mod session;
 mod sys;

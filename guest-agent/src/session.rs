@@ -1,79 +1,84 @@
-//! One connection: the hello, the first request, and what it makes of the connection.
+//! What the first request of a connection makes of it.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
 
-use agent_protocol::frame::{FrameError, read_message, write_message};
-use agent_protocol::hello::welcome;
-use agent_protocol::message::{Reply, Request, chain};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use agent_protocol::message::{ErrorKind, Reply, Request};
 
 use crate::agent::Agent;
-use crate::{control, copy, exec};
+use crate::door::{self, Visitor};
+use crate::room::{Place, Room};
+use crate::{copy, exec};
 
-/// Time in which a client must say hello and what it wants.
-const GREETING_TIME: Duration = Duration::from_secs(10);
+/// Stack of a session's thread in bytes.
+const STACK_BYTES: usize = 512 << 10;
 
-/// Serves a connection to its end.
-pub(crate) fn serve(agent: &Arc<Agent>, connection: OwnedFd) {
-    // A stream socket is read and written like a file.
-    let mut stream = File::from(connection);
-    let first = match greeting(&mut stream) {
-        Ok(first) => first,
-        // Gone again: nobody to tell.
-        Err(FrameError::Closed) => return,
-        Err(error) => {
-            return agent.log(&format!(
-                "a client did not say what it wants: {}",
-                chain(&error)
-            ));
+/// Begins what a client asks for. Never waits for it.
+pub(crate) fn begin(agent: &Arc<Agent>, visitor: Visitor, request: Request) {
+    match request {
+        Request::Exec(request) => {
+            let room = if request.detach {
+                &agent.rooms.detached
+            } else {
+                &agent.rooms.commands
+            };
+            on_thread(agent, visitor, room, move |agent, visitor, place| {
+                exec::serve(agent, visitor.stream.into(), request, place);
+            });
         }
-    };
-    match first {
-        Request::Exec(request) => exec::serve(agent, stream.into(), request),
-        Request::CopyIn(request) => copy::serve_in(stream, &request),
-        Request::CopyOut { source } => copy::serve_out(stream, &source),
-        request => control_calls(agent, &mut stream, request),
+        Request::CopyIn(request) => {
+            on_thread(
+                agent,
+                visitor,
+                &agent.rooms.copies,
+                move |_, visitor, _place| {
+                    copy::serve_in(visitor, &request);
+                },
+            );
+        }
+        Request::CopyOut { source } => {
+            on_thread(
+                agent,
+                visitor,
+                &agent.rooms.copies,
+                move |_, visitor, _place| {
+                    copy::serve_out(visitor.stream, &source);
+                },
+            );
+        }
+        Request::Log => agent.output_log.read_by(visitor.stream),
+        request => door::call(agent, visitor, request),
     }
 }
 
-/// Answers the hello and then only `reply`.
-pub(crate) fn refuse(connection: OwnedFd, reply: &Reply) {
-    let mut stream = File::from(connection);
-    if greeting(&mut stream).is_ok() {
+/// Serves a session on a thread of its own, or tells the client that there is no room for it.
+fn on_thread(
+    agent: &Arc<Agent>,
+    visitor: Visitor,
+    room: &Room,
+    serve: impl FnOnce(&Arc<Agent>, Visitor, Place) + Send + 'static,
+) {
+    let busy = |visitor: &Visitor, message: String| {
+        let kind = ErrorKind::Busy;
         // A client that is gone needs no answer.
-        let _ = write_message(&mut stream, reply);
-    }
-}
-
-fn greeting(stream: &mut File) -> Result<Request, FrameError> {
-    let io = |errno: rustix::io::Errno| FrameError::Io(errno.into());
-    set_socket_timeout(&*stream, Timeout::Recv, Some(GREETING_TIME)).map_err(io)?;
-    let (mut reader, mut writer) = (&*stream, &*stream);
-    welcome(&mut reader, &mut writer).map_err(|e| FrameError::Io(std::io::Error::other(e)))?;
-    let first = read_message(&mut reader)?;
-    set_socket_timeout(&*stream, Timeout::Recv, None).map_err(io)?;
-    Ok(first)
-}
-
-fn control_calls(agent: &Arc<Agent>, stream: &mut File, first: Request) {
-    let mut request = first;
-    loop {
-        let (reply, after) = control::answer(agent, request);
-        if write_message(stream, &reply).is_err() {
-            // The client left; an end of the machine that it asked for still happens.
-            return after.run(agent);
-        }
-        after.run(agent);
-        request = match read_message(stream) {
-            Ok(next) => next,
-            // It left, or this is a restored copy, whose connections are gone.
-            Err(FrameError::Closed | FrameError::Io(_)) => return,
-            Err(error) => {
-                return agent.log(&format!("a client sent no valid call: {}", chain(&error)));
-            }
-        };
+        let _ = door::answer(&visitor.stream, &Reply::Error { kind, message });
+    };
+    let place = match room.take() {
+        Ok(place) => place,
+        Err(message) => return busy(&visitor, message),
+    };
+    // A descriptor that is left here when the thread cannot be started.
+    let spare = visitor.stream.try_clone();
+    let theirs = Arc::clone(agent);
+    let thread = thread::Builder::new()
+        .name("session".into())
+        .stack_size(STACK_BYTES);
+    if let Err(error) = thread.spawn(move || serve(&theirs, visitor, place))
+        && let Ok(stream) = spare
+    {
+        let message = format!("the guest has no room for another session: {error}");
+        let kind = ErrorKind::Busy;
+        // A client that is gone needs no answer.
+        let _ = door::answer(&stream, &Reply::Error { kind, message });
     }
 }

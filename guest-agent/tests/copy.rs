@@ -10,27 +10,24 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symli
 use std::path::Path;
 
 use agent_protocol::client::ClientError;
-use agent_protocol::codec::Bytes;
-use agent_protocol::message::{CopyIn, CopyReport};
-use agent_protocol::tree::SendError;
+use agent_protocol::message::CopyReport;
+use agent_protocol::tree::{ReceiveError, SendError};
 use common::{Machine, Noise};
 use rustix::fs::{CWD, Mode, Timespec, Timestamps};
 
 fn copy_in(machine: &Machine, source: &Path, target: &Path) -> Result<CopyReport, ClientError> {
-    let target = Bytes::from(target.as_os_str().as_bytes());
-    let request = CopyIn {
-        target,
-        owner: None,
-    };
+    let target = target.as_os_str().as_bytes();
     machine
         .connect()
-        .copy_in(source, request, &mut |_| ControlFlow::Continue(()))
+        .copy_in(source, target, None, &mut |_| ControlFlow::Continue(()))
 }
 
 fn copy_out(machine: &Machine, source: &Path, target: &Path) -> Result<CopyReport, ClientError> {
     machine
         .connect()
-        .copy_out(source.as_os_str().as_bytes(), target, &mut |_| ())
+        .copy_out(source.as_os_str().as_bytes(), target, &mut |_| {
+            ControlFlow::Continue(())
+        })
 }
 
 fn set_time(path: &Path, seconds: i64) {
@@ -133,6 +130,7 @@ fn sum(bytes: &[u8]) -> u64 {
 
 #[test]
 fn a_tree_survives_the_way_in_and_out() {
+    rustix::process::umask(Mode::from_raw_mode(0o022));
     let machine = Machine::new();
     let place = tempfile::tempdir().expect("temporary directory");
     let at = |name: &str| place.path().join(name);
@@ -146,7 +144,16 @@ fn a_tree_survives_the_way_in_and_out() {
     assert_eq!(listing(&at("guest")), wanted);
     let report = copy_out(&machine, &at("guest"), &at("back")).expect("out");
     assert_eq!(report.problem_count, 0);
-    assert_eq!(listing(&at("back")), wanted);
+    // On the host the umask counts, as for whatever else its user makes.
+    let masked: Vec<String> = wanted
+        .iter()
+        .map(|line| line.replace("\"empty\" 41777", "\"empty\" 41755"))
+        .collect();
+    assert_ne!(masked, wanted);
+    for (made, wanted) in listing(&at("back")).iter().zip(&masked) {
+        let end = wanted.len().min(120);
+        assert!(made == wanted, "{} is {}", &wanted[..end], &made[..made.len().min(120)]);
+    }
     assert!(report.data_bytes < 32 << 20, "holes were sent: {report:?}");
     let blocks = fs::metadata(at("back/sparse")).expect("stat").blocks();
     assert!(blocks * 512 < 32 << 20, "holes were filled");
@@ -162,17 +169,19 @@ fn a_tree_survives_the_way_in_and_out() {
             .is_fifo()
     );
 
-    // Into a directory that is there, twice: the second time everything is replaced.
+    // Into a directory that is there, twice: the second time all but the directories is replaced.
     fs::create_dir(at("into")).expect("directory");
-    for _ in 0..2 {
-        copy_in(&machine, &at("source"), &at("into")).expect("in");
-        assert_eq!(listing(&at("into/source")), wanted);
-    }
+    copy_in(&machine, &at("source"), &at("into")).expect("in");
+    assert!(listing(&at("into/source")) == wanted);
+    copy_in(&machine, &at("source"), &at("into")).expect("in");
+    // Its entries were made anew, so its time is another.
+    set_time(&at("into/source/deep"), -5);
+    assert!(listing(&at("into/source")) == wanted);
     // Contents only.
     copy_in(&machine, &at("source/."), &at("into")).expect("in");
     assert!(at("into/deep/er").is_dir() && at("into/big").is_file());
     copy_out(&machine, &at("guest/."), &at("fresh")).expect("out");
-    assert_eq!(listing(&at("fresh")), wanted);
+    assert!(listing(&at("fresh")) == masked);
 }
 
 #[test]
@@ -233,6 +242,17 @@ fn what_cannot_be_copied_is_said() {
         }
         other => panic!("{other:?}"),
     }
+    // A directory that is not there, said as such.
+    match copy_in(&machine, &at("file"), &at("absent/")) {
+        Err(ClientError::Agent { message, .. }) => {
+            assert!(message.contains("there is no directory"), "{message}")
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(
+        copy_out(&machine, &at("file"), &at("absent/")),
+        Err(ClientError::Receive(ReceiveError::NoDirectory { .. }))
+    ));
     fs::create_dir_all(at("tree/sub")).expect("directories");
     let _socket = std::os::unix::net::UnixListener::bind(at("tree/socket")).expect("socket");
     fs::write(at("tree/sub/file"), b"x").expect("write");
@@ -260,22 +280,21 @@ fn an_early_failure_and_a_stop_leave_no_half_file() {
     let place = tempfile::tempdir().expect("temporary directory");
     let at = |name: &str| place.path().join(name);
     fs::write(at("big"), Noise::new(1).bytes(64 << 20)).expect("write");
-    let target = Bytes::from(at("copy").as_os_str().as_bytes());
+    let target = at("copy");
     let mut sent = 0;
-    let request = CopyIn {
-        target,
-        owner: None,
-    };
-    let result = machine
-        .connect()
-        .copy_in(&at("big"), request, &mut |bytes| {
+    let result = machine.connect().copy_in(
+        &at("big"),
+        target.as_os_str().as_bytes(),
+        None,
+        &mut |bytes| {
             sent += bytes;
             if sent > 8 << 20 {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
             }
-        });
+        },
+    );
     assert!(
         matches!(result, Err(ClientError::Send(SendError::Stopped))),
         "{result:?}"

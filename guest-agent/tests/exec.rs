@@ -101,6 +101,14 @@ fn environment_directory_and_empty_stdin() {
         ..sh("true")
     };
     assert_eq!(not_started(&machine, bad).0, 126);
+    // As an image may have it.
+    let nameless = ExecRequest {
+        env: vec![variable("", "x")],
+        ..command(&["cat", "/proc/self/environ"])
+    };
+    let (_, out, _) = finish(machine.start(nameless));
+    let mut entries = out.split(|&byte| byte == 0);
+    assert!(entries.any(|entry| entry == b"=x"));
 }
 
 #[test]
@@ -355,4 +363,50 @@ fn a_terminal_takes_input_and_control_characters() {
         }
     };
     assert_eq!(outcome.exit_code(), 130);
+}
+
+/// Linux takes 2 MiB in all, in any number of words.
+#[test]
+fn long_command_lines() {
+    let machine = Machine::new();
+    let count = |words: Vec<String>| {
+        let mut request = sh("echo $#");
+        request.argv.push("sh".into());
+        request.argv.extend(words.iter().map(Bytes::from));
+        let (_, out, _) = finish(machine.start(request));
+        String::from_utf8(out).expect("text")
+    };
+    assert_eq!(count(vec!["x".repeat(100_000); 11]), "11\n");
+    let many = (0..70_000).map(|number| format!("f{number}")).collect();
+    assert_eq!(count(many), "70000\n");
+    // Beyond what Linux takes: its own words.
+    let mut request = sh("true");
+    request.argv.extend(vec![Bytes(vec![b'x'; 100_000]); 70]);
+    let (code, message) = not_started(&machine, request);
+    assert_eq!(code, 126);
+    assert!(message.contains("Argument list too long"), "{message}");
+    // Beyond what the protocol takes: said before anything is sent.
+    let mut request = sh("true");
+    request.argv.push(Bytes(vec![b'x'; 9 << 20]));
+    let error = machine.connect().exec(request).expect_err("too long");
+    assert!(error.to_string().contains("at most 8388608"), "{error}");
+}
+
+#[test]
+fn a_directory_is_made_only_when_asked_for() {
+    let machine = Machine::new();
+    let place = tempfile::tempdir().expect("temporary directory");
+    let directory = place.path().join("app/src");
+    let request = |make_directory| ExecRequest {
+        directory: Some(Bytes::from(directory.to_str().expect("UTF-8"))),
+        make_directory,
+        ..command(&["pwd"])
+    };
+    assert_eq!(not_started(&machine, request(false)).0, 126);
+    assert!(!directory.exists());
+    let (_, out, _) = finish(machine.start(request(true)));
+    assert_eq!(out, format!("{}\n", directory.display()).as_bytes());
+    std::fs::remove_dir(&directory).expect("removed");
+    std::fs::write(&directory, "a file in its place").expect("write");
+    assert_eq!(not_started(&machine, request(true)).0, 126);
 }

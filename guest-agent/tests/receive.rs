@@ -2,13 +2,15 @@
 
 use std::fs::{self};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use agent_protocol::codec::Bytes;
 use agent_protocol::message::CopyReport;
 use agent_protocol::tree::{
-    Metadata, Ownership, ReceiveError, SpecialKind, TreeItem, TreeReceiver,
+    Destination, Metadata, Ownership, ReceiveError, RootName, SpecialKind, TreeItem, TreeReceiver,
 };
 
 fn meta(mode: u32) -> Metadata {
@@ -44,8 +46,21 @@ fn end(size_bytes: u64) -> TreeItem {
     TreeItem::FileEnd { size_bytes }
 }
 
+/// A receiver that makes a tree called `name` in or as `target`.
+fn receiver(target: &Path, name: &str) -> TreeReceiver {
+    TreeReceiver::new(Destination {
+        target,
+        root: RootName::new(name.as_bytes()).expect("a name"),
+        ownership: Ownership::Mine,
+    })
+}
+
 fn apply(target: &Path, items: Vec<TreeItem>) -> Result<CopyReport, ReceiveError> {
-    let mut receiver = TreeReceiver::new(target, Ownership::Mine);
+    apply_as("top", target, items)
+}
+
+fn apply_as(name: &str, target: &Path, items: Vec<TreeItem>) -> Result<CopyReport, ReceiveError> {
+    let mut receiver = receiver(target, name);
     for item in items {
         receiver.apply(item)?;
     }
@@ -62,7 +77,7 @@ fn nothing_leads_out_of_the_target() {
     let long = vec![b'x'; 256];
     for name in [&b".."[..], b".", b"", b"a/b", b"/etc", b"a\0b", &long] {
         for item in [directory(name), file(name)] {
-            let items = vec![directory(b"top"), item];
+            let items = vec![directory(b""), item];
             let result = apply(&at("target"), items);
             assert!(
                 matches!(result, Err(ReceiveError::Invalid { .. })),
@@ -90,9 +105,202 @@ fn nothing_leads_out_of_the_target() {
     items.push(made);
     items.extend(inside("made"));
     items.extend([TreeItem::EndDirectory, TreeItem::End]);
-    let report = apply(&at("target"), items).expect("the rest is made");
+    let report = apply_as("", &at("target"), items).expect("the rest is made");
     assert_eq!(report.problem_count, 2, "{report:?}");
     assert_eq!(fs::read_dir(at("outside")).expect("list").count(), 0);
+}
+
+/// The attack: `cp NAME:/data/report .` in a home directory, and a guest that sends something else.
+#[test]
+fn the_guest_has_no_say_in_what_its_tree_is_called() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let at = |name: &str| place.path().join(name);
+    fs::create_dir(at(".ssh")).expect("directory");
+    fs::write(at(".ssh/authorized_keys"), "mine").expect("write");
+    let evil = || vec![file(b"authorized_keys"), data(0), end(4)];
+    for name in [&b".ssh"[..], b"report", b"."] {
+        let mut items = vec![directory(name)];
+        items.extend(evil());
+        let result = apply_as("report", place.path(), items);
+        assert!(
+            matches!(result, Err(ReceiveError::Invalid { .. })),
+            "{result:?}"
+        );
+    }
+    // No name: it still goes where the source says.
+    let mut items = vec![directory(b"")];
+    items.extend([directory(b".ssh")]);
+    items.extend(evil());
+    items.extend([
+        TreeItem::EndDirectory,
+        TreeItem::EndDirectory,
+        TreeItem::End,
+    ]);
+    apply_as("report", place.path(), items).expect("made");
+    assert!(at("report/.ssh/authorized_keys").exists());
+    // Contents are taken only where they were asked for, and only from a directory.
+    let result = apply_as("", place.path(), vec![file(b"")]);
+    assert!(
+        matches!(result, Err(ReceiveError::Invalid { .. })),
+        "{result:?}"
+    );
+    assert_eq!(fs::read(at(".ssh/authorized_keys")).expect("read"), b"mine");
+    assert_eq!(fs::read_dir(place.path()).expect("list").count(), 2);
+}
+
+#[test]
+fn what_was_there_keeps_its_mode_and_the_umask_counts() {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let place = tempfile::tempdir().expect("temporary directory");
+    let at = |name: &str| place.path().join(name);
+    let mode = |name: &str| fs::metadata(at(name)).expect("stat").mode() & 0o7777;
+    fs::create_dir_all(at("top/old")).expect("directories");
+    for directory in ["top", "top/old"] {
+        fs::set_permissions(at(directory), PermissionsExt::from_mode(0o700)).expect("mode");
+    }
+    let wide = |name: &[u8]| TreeItem::Directory {
+        name: name.into(),
+        meta: meta(0o1777),
+    };
+    let open = TreeItem::File {
+        name: "file".into(),
+        meta: meta(0o666),
+        link: None,
+    };
+    let pipe = TreeItem::Special {
+        name: "pipe".into(),
+        meta: meta(0o666),
+        kind: SpecialKind::Fifo,
+        major: 0,
+        minor: 0,
+    };
+    let items = vec![
+        wide(b""),
+        wide(b"old"),
+        TreeItem::EndDirectory,
+        wide(b"new"),
+        TreeItem::EndDirectory,
+        open,
+        end(0),
+        pipe,
+        TreeItem::EndDirectory,
+        TreeItem::End,
+    ];
+    apply(place.path(), items).expect("made");
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    assert_eq!((mode("top"), mode("top/old")), (0o700, 0o700));
+    assert_eq!(mode("top/new"), 0o1700);
+    assert_eq!((mode("top/file"), mode("top/pipe")), (0o600, 0o600));
+}
+
+/// Few bytes on the wire must not become much memory here.
+#[test]
+fn memory_is_bounded_however_cheap_the_items_are() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    // Directories below one that cannot be made: a file is in the way.
+    fs::create_dir(place.path().join("top")).expect("directory");
+    fs::write(place.path().join("top/blocked"), b"").expect("write");
+    let mut skipped = receiver(place.path(), "top");
+    skipped.apply(directory(b"")).expect("good");
+    skipped.apply(directory(b"blocked")).expect("passed over");
+    let accepted = (0..100_000).take_while(|_| skipped.apply(directory(b"d")).is_ok());
+    assert!(accepted.count() < 1000, "levels pile up");
+    // Files with numbers, deep below long names.
+    let mut linked = receiver(place.path(), "links");
+    linked.apply(directory(b"")).expect("good");
+    let long = [b'n'; 200];
+    for _ in 0..200 {
+        linked.apply(directory(&long)).expect("good");
+    }
+    let before = resident_bytes();
+    for number in 0..5000u64 {
+        let item = TreeItem::File {
+            name: Bytes::from(&number.to_string()),
+            meta: meta(0o644),
+            link: Some(number),
+        };
+        linked.apply(item).expect("good");
+        linked.apply(end(0)).expect("good");
+    }
+    // 5000 paths of 40 KiB would be 200 MiB.
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < 32 << 20, "{grown} bytes");
+    // They are remembered all the same.
+    let again = TreeItem::HardLink {
+        name: "again".into(),
+        link: 4999,
+    };
+    linked.apply(again).expect("good");
+    assert_eq!(linked.finish().problem_count, 0);
+}
+
+fn resident_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/statm").expect("statm");
+    let pages: u64 = status
+        .split(' ')
+        .nth(1)
+        .expect("field")
+        .parse()
+        .expect("number");
+    pages * 4096
+}
+
+/// Somebody who may write to the directory swaps what root has just made for a name of another file.
+#[test]
+fn a_swapped_pipe_gives_nobody_anything() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let at = |name: &str| place.path().join(name);
+    fs::create_dir(at("top")).expect("directory");
+    fs::write(at("secret"), "secret").expect("write");
+    fs::set_permissions(at("secret"), PermissionsExt::from_mode(0o600)).expect("mode");
+    let (top, secret) = (at("top"), at("secret"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let attacker = std::thread::spawn(move || {
+        let mut round = 0;
+        while !stopped.load(Ordering::Relaxed) {
+            let (pipe, other) = (top.join("pipe"), top.join("swap"));
+            let _ = fs::remove_file(&other);
+            let made = match round % 2 {
+                0 => symlink(&secret, &other),
+                _ => fs::hard_link(&secret, &other),
+            };
+            if made.is_ok() && pipe.exists() {
+                let _ = fs::rename(&other, &pipe);
+            }
+            round += 1;
+        }
+    });
+    for _ in 0..3000 {
+        let mut receiver = TreeReceiver::new(Destination {
+            target: place.path(),
+            root: RootName::new(b"top").expect("a name"),
+            ownership: Ownership::Keep,
+        });
+        let owner = rustix::process::geteuid().as_raw();
+        let group = rustix::process::getegid().as_raw();
+        receiver.apply(directory(b"")).expect("good");
+        let pipe = TreeItem::Special {
+            name: "pipe".into(),
+            meta: Metadata {
+                mode: 0o666,
+                uid: owner,
+                gid: group,
+                ..Metadata::default()
+            },
+            kind: SpecialKind::Fifo,
+            major: 0,
+            minor: 0,
+        };
+        receiver.apply(pipe).expect("made, or a problem");
+        let _ = fs::remove_file(at("top/pipe"));
+    }
+    stop.store(true, Ordering::Relaxed);
+    attacker.join().expect("attacker");
+    assert_eq!(
+        fs::metadata(at("secret")).expect("stat").mode() & 0o7777,
+        0o600
+    );
 }
 
 #[test]
@@ -112,7 +320,7 @@ fn privileges_of_the_guest_mean_nothing_here() {
         link: None,
     };
     let items = vec![
-        directory(b"t"),
+        directory(b""),
         device,
         program,
         end(0),
@@ -133,7 +341,7 @@ fn streams_that_break_the_rules_are_refused() {
     let place = tempfile::tempdir().expect("temporary directory");
     let far = u64::MAX - 1;
     let bad_mode = TreeItem::File {
-        name: "f".into(),
+        name: "".into(),
         meta: meta(0o10_000),
         link: None,
     };
@@ -141,12 +349,12 @@ fn streams_that_break_the_rules_are_refused() {
         vec![data(0)],
         vec![end(0)],
         vec![TreeItem::EndDirectory],
-        vec![directory(b"d"), TreeItem::End],
-        vec![file(b"f"), file(b"g")],
-        vec![file(b"f"), TreeItem::End],
-        vec![file(b"f"), data(far)],
-        vec![file(b"f"), end(far)],
-        vec![file(b"f"), end(0), file(b"g")],
+        vec![directory(b""), TreeItem::End],
+        vec![file(b""), file(b"g")],
+        vec![file(b""), TreeItem::End],
+        vec![file(b""), data(far)],
+        vec![file(b""), end(far)],
+        vec![file(b""), end(0), file(b"g")],
         vec![bad_mode],
     ];
     for items in cases {
@@ -159,7 +367,9 @@ fn streams_that_break_the_rules_are_refused() {
         let _ = fs::remove_dir_all(place.path().join("t"));
         let _ = fs::remove_file(place.path().join("t"));
     }
-    let deep = (0..300).map(|_| directory(b"d")).collect();
+    let deep = (0..300)
+        .map(|depth| directory(if depth == 0 { b"" } else { b"d" }))
+        .collect();
     assert!(matches!(
         apply(&place.path().join("deep"), deep),
         Err(ReceiveError::Invalid { .. })
@@ -217,8 +427,8 @@ mod hostile {
             let place = tempfile::tempdir().expect("temporary directory");
             fs::create_dir(place.path().join("outside")).expect("directory");
             fs::create_dir(place.path().join("target")).expect("directory");
-            let mut receiver = TreeReceiver::new(&place.path().join("target"), Ownership::Mine);
-            receiver.apply(directory(b"top")).expect("good");
+            let mut receiver = receiver(&place.path().join("target"), "top");
+            receiver.apply(directory(b"")).expect("good");
             for item in items {
                 // Most streams break a rule somewhere; what counts is what they leave.
                 if receiver.apply(item).is_err() {

@@ -2,16 +2,18 @@
 //!
 //! Stdin is sent only against credit, so the agent can always read the connection: a command that
 //! reads nothing holds up neither signals nor its own output. Output is held back by not being
-//! read: whoever stops reading events stops the command at its next full pipe.
+//! read: whoever stops reading events stops the command at its next full pipe. An agent that breaks
+//! this rule holds up whoever sends stdin, never a signal.
 
 use std::io::{ErrorKind, Read, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 
+use super::input::Input;
 use super::{ClientError, Connection, unexpected};
 use crate::codec::Bytes;
-use crate::frame::{MAX_DATA_BYTES, read_message, write_message};
-use crate::message::{ExecInput, ExecOutput, ExecRequest, Outcome, Reply, Request, TtySize};
+use crate::frame::{MAX_DATA_BYTES, read_message};
+use crate::message::{ExecOutput, ExecRequest, Outcome, Reply, Request, TtySize};
 
 /// What a running command says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,23 +53,16 @@ impl<R: Read, W: Write> Connection<R, W> {
                 pid,
                 stdin_window,
             } => {
-                let shared = Arc::new(Shared {
-                    writer: Mutex::new(self.writer),
-                    credit: Mutex::new(Credit {
-                        bytes: stdin_window.into(),
-                        ended: false,
-                    }),
-                    changed: Condvar::new(),
-                });
+                let input = Input::new(self.writer, stdin_window.into());
                 let reader = ExecReader {
                     reader: self.reader,
-                    shared: Arc::clone(&shared),
+                    input: Arc::clone(&input),
                 };
                 Ok(ExecSession {
                     session,
                     pid,
                     reader,
-                    writer: ExecWriter { shared },
+                    writer: ExecWriter { input },
                 })
             }
             other => unexpected(&other),
@@ -110,115 +105,62 @@ fn write_out(to: &mut dyn Write, data: &[u8]) -> Result<(), ClientError> {
         .map_err(ClientError::Output)
 }
 
-#[derive(Debug)]
-struct Shared<W> {
-    writer: Mutex<W>,
-    credit: Mutex<Credit>,
-    changed: Condvar,
-}
-
-#[derive(Debug)]
-struct Credit {
-    bytes: u64,
-    ended: bool,
-}
-
-impl<W> Shared<W> {
-    fn credit(&self) -> MutexGuard<'_, Credit> {
-        self.credit.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn end(&self) {
-        self.credit().ended = true;
-        self.changed.notify_all();
-    }
-}
-
-impl<W: Write> Shared<W> {
-    fn send(&self, message: &ExecInput) -> Result<(), ClientError> {
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(write_message(&mut *writer, message)?)
-    }
-
-    /// Waits until at least one byte may be sent and takes at most `want`.
-    fn take_credit(&self, want: usize) -> Result<usize, ClientError> {
-        let mut credit = self.credit();
-        while credit.bytes == 0 && !credit.ended {
-            credit = self
-                .changed
-                .wait(credit)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        if credit.ended {
-            return Err(ClientError::Ended);
-        }
-        let granted = usize::try_from(credit.bytes).unwrap_or(usize::MAX);
-        let taken = want.min(granted).min(MAX_DATA_BYTES);
-        credit.bytes -= taken as u64;
-        Ok(taken)
-    }
-
-    fn stdin(&self, mut data: &[u8]) -> Result<(), ClientError> {
-        while !data.is_empty() {
-            let count = self.take_credit(data.len())?;
-            let (head, tail) = data.split_at(count);
-            self.send(&ExecInput::Stdin(head.into()))?;
-            data = tail;
-        }
-        Ok(())
-    }
-}
-
 /// The input side of a command; clones share it.
 #[derive(Debug)]
 pub struct ExecWriter<W> {
-    shared: Arc<Shared<W>>,
+    input: Arc<Input<W>>,
 }
 
 impl<W> Clone for ExecWriter<W> {
     fn clone(&self) -> Self {
+        self.input.add_end();
         Self {
-            shared: Arc::clone(&self.shared),
+            input: Arc::clone(&self.input),
         }
     }
 }
 
-impl<W: Write> ExecWriter<W> {
-    /// Sends all of `data` to stdin; blocks while the command does not read it. Somebody must be
-    /// reading events meanwhile, since they carry the credit.
-    ///
-    /// # Errors
-    /// [`ClientError::Ended`] when the command ends first, [`ClientError::Frame`].
-    pub fn write_stdin(&self, data: &[u8]) -> Result<(), ClientError> {
-        self.shared.stdin(data)
-    }
-
-    /// Ends stdin. On a terminal this is the end-of-file character.
-    ///
-    /// # Errors
-    /// [`ClientError::Frame`].
-    pub fn end_stdin(&self) -> Result<(), ClientError> {
-        self.shared.send(&ExecInput::StdinEnd)
-    }
-
-    /// Tells the command's terminal its new size.
-    ///
-    /// # Errors
-    /// [`ClientError::Frame`].
-    pub fn resize(&self, size: TtySize) -> Result<(), ClientError> {
-        self.shared.send(&ExecInput::Resize(size))
-    }
-
-    /// Sends Linux signal `number` to the command's process group.
-    ///
-    /// # Errors
-    /// [`ClientError::Frame`].
-    pub fn signal(&self, number: i32) -> Result<(), ClientError> {
-        self.shared.send(&ExecInput::Signal { number })
+impl<W> Drop for ExecWriter<W> {
+    fn drop(&mut self) {
+        self.input.drop_end();
     }
 }
 
 impl<W: Write + Send + 'static> ExecWriter<W> {
+    /// Sends all of `data` to stdin; blocks while the command does not read it. Somebody must be
+    /// reading events meanwhile, since they carry the credit.
+    ///
+    /// # Errors
+    /// [`ClientError::Ended`] when the command or the connection ends first.
+    pub fn write_stdin(&self, data: &[u8]) -> Result<(), ClientError> {
+        self.input.stdin(data)
+    }
+
+    /// Ends stdin, behind what was written. On a terminal this is the end-of-file character. Does not
+    /// wait.
+    ///
+    /// # Errors
+    /// [`ClientError::Ended`].
+    pub fn end_stdin(&self) -> Result<(), ClientError> {
+        self.input.end_stdin()
+    }
+
+    /// Tells the command's terminal its new size. Does not wait.
+    ///
+    /// # Errors
+    /// [`ClientError::Ended`].
+    pub fn resize(&self, size: TtySize) -> Result<(), ClientError> {
+        self.input.resize(size)
+    }
+
+    /// Sends Linux signal `number` to the command's process group. Does not wait.
+    ///
+    /// # Errors
+    /// [`ClientError::Ended`]; [`ClientError::NotTaken`] when the guest has not taken many before.
+    pub fn signal(&self, number: i32) -> Result<(), ClientError> {
+        self.input.signal(number)
+    }
+
     /// Starts a thread that sends `source` to stdin and then ends stdin.
     ///
     /// The thread does not keep the connection open: it ends at its next read once everything else
@@ -227,31 +169,31 @@ impl<W: Write + Send + 'static> ExecWriter<W> {
         &self,
         source: I,
     ) -> JoinHandle<Result<(), ClientError>> {
-        let shared = Arc::downgrade(&self.shared);
-        thread::spawn(move || feed(source, &shared))
+        let input = Arc::downgrade(&self.input);
+        thread::spawn(move || feed(source, &input))
     }
 }
 
-fn feed<W: Write>(mut source: impl Read, shared: &Weak<Shared<W>>) -> Result<(), ClientError> {
+fn feed<W: Write + Send + 'static>(
+    mut source: impl Read,
+    input: &Weak<Input<W>>,
+) -> Result<(), ClientError> {
     let mut buffer = vec![0; MAX_DATA_BYTES];
     loop {
-        let count = match source.read(&mut buffer) {
-            Ok(count) => count,
-            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-            Err(e) => {
-                // The command must not wait for what will never come.
-                shared
-                    .upgrade()
-                    .ok_or(ClientError::Ended)?
-                    .send(&ExecInput::StdinEnd)?;
-                return Err(ClientError::Input(e));
-            }
-        };
-        let shared = shared.upgrade().ok_or(ClientError::Ended)?;
-        if count == 0 {
-            return shared.send(&ExecInput::StdinEnd);
+        let read = source.read(&mut buffer);
+        if matches!(&read, Err(error) if error.kind() == ErrorKind::Interrupted) {
+            continue;
         }
-        shared.stdin(&buffer[..count])?;
+        let input = input.upgrade().ok_or(ClientError::Ended)?;
+        match read {
+            Ok(0) => return input.end_stdin(),
+            Ok(count) => input.stdin(&buffer[..count])?,
+            Err(error) => {
+                // The command must not wait for what will never come.
+                input.end_stdin()?;
+                return Err(ClientError::Input(error));
+            }
+        }
     }
 }
 
@@ -259,7 +201,7 @@ fn feed<W: Write>(mut source: impl Read, shared: &Weak<Shared<W>>) -> Result<(),
 #[derive(Debug)]
 pub struct ExecReader<R, W> {
     reader: R,
-    shared: Arc<Shared<W>>,
+    input: Arc<Input<W>>,
 }
 
 impl<R: Read, W> ExecReader<R, W> {
@@ -272,18 +214,15 @@ impl<R: Read, W> ExecReader<R, W> {
             match read_message::<ExecOutput>(&mut self.reader) {
                 Ok(ExecOutput::Stdout(data)) => return Ok(ExecEvent::Stdout(data)),
                 Ok(ExecOutput::Stderr(data)) => return Ok(ExecEvent::Stderr(data)),
-                Ok(ExecOutput::StdinCredit { bytes }) => {
-                    let mut credit = self.shared.credit();
-                    credit.bytes = credit.bytes.saturating_add(bytes.into());
-                    drop(credit);
-                    self.shared.changed.notify_all();
-                }
+                Ok(ExecOutput::StdinCredit { bytes }) => self.input.add_credit(bytes),
                 Ok(ExecOutput::Exit(outcome)) => {
-                    self.shared.end();
+                    self.input.end();
                     return Ok(ExecEvent::Exit(outcome));
                 }
+                // What a newer agent has to say besides.
+                Err(error) if error.is_unknown_kind() => {}
                 Err(error) => {
-                    self.shared.end();
+                    self.input.end();
                     return Err(error.into());
                 }
             }
@@ -294,6 +233,10 @@ impl<R: Read, W> ExecReader<R, W> {
 impl<R, W> Drop for ExecReader<R, W> {
     fn drop(&mut self) {
         // Nobody hands out credit any more: writers must not wait for it.
-        self.shared.end();
+        self.input.end();
+        self.input.drop_end();
     }
 }
+
+#[cfg(test)]
+mod tests;

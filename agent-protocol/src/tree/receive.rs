@@ -1,36 +1,42 @@
 //! The making side: trusts nothing in the stream.
 //!
 //! Every directory is held open and every entry is made relative to it without following links,
-//! so no name and no link, sent or already there, leads out of the target. A file is written
-//! under a temporary name and renamed over what was there.
+//! so no name and no link, sent or already there, leads out of the target. Where the target is a
+//! directory, the tree goes into it under the name that the caller gives, never under one from the
+//! stream. A file is written under a temporary name and renamed over what was there. Owner, mode and
+//! time are given only to what this copy has made, by descriptor.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io::{self, Read};
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rustix::fs::{self as rfs, AtFlags, Mode};
+use rustix::fs::{self as rfs, AtFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use super::root_name::is_name;
 use super::{
-    MAX_DEPTH, MAX_LINK_TARGET_BYTES, MAX_NAME_BYTES, MAX_PROBLEMS, Metadata, SpecialKind,
-    TreeItem, shown,
+    MAX_DEPTH, MAX_LINK_TARGET_BYTES, MAX_PROBLEMS, Metadata, RootName, SpecialKind, TreeItem,
+    shown,
 };
 use crate::frame::{FrameError, read_message};
 use crate::message::CopyReport;
+use crate::words::harmless;
 
+mod budget;
 mod file;
+mod own;
 mod place;
 
-use file::OpenFile;
-pub use place::Ownership;
-use place::{NewFile, create_temporary, duplicate, open_directory, replace, target_parent};
-
-/// Longest problem text kept from the other side, in bytes.
-const MAX_PROBLEM_BYTES: usize = 1024;
+use budget::Budget;
+use file::{Linked, OpenFile};
+pub use own::Ownership;
+use place::{duplicate, open_directory, replace, target_parent};
 
 /// Why a tree could not be made.
 #[derive(Debug, Error)]
@@ -44,6 +50,12 @@ pub enum ReceiveError {
         /// The file system's answer.
         #[source]
         source: io::Error,
+    },
+    /// A file was to go into a directory that is not there.
+    #[error("there is no directory {}", path.display())]
+    NoDirectory {
+        /// The target, which ends in a slash.
+        path: PathBuf,
     },
     /// The stream breaks its rules.
     #[error("the tree stream is not valid: {what}")]
@@ -60,29 +72,45 @@ pub enum ReceiveError {
     /// The stream failed or ended early.
     #[error("the connection failed while files were received")]
     Stream(#[from] FrameError),
+    /// The caller's progress function asked to stop.
+    #[error("the copy was stopped")]
+    Stopped,
 }
 
-/// Reads a whole tree from `from` and makes it at `target`: inside `target` when that is a
-/// directory, else as `target`.
+/// Where a tree is made, and whose it is.
+#[derive(Debug, Clone)]
+pub struct Destination<'a> {
+    /// Made inside this when it is a directory, else as this.
+    pub target: &'a Path,
+    /// What the tree is called inside `target`.
+    pub root: RootName,
+    /// Whose the made entries are.
+    pub ownership: Ownership,
+}
+
+/// Reads a whole tree from `from` and makes it at `to`.
 ///
-/// `progress` is told the bytes written since it was last called.
+/// `progress` is told the bytes written since it was last called, once per item, and may stop the
+/// copy.
 ///
 /// # Errors
 /// [`ReceiveError`]; what was made before stays, except a file that was not complete.
 pub fn receive_tree(
     from: &mut impl Read,
-    target: &Path,
-    ownership: Ownership,
-    progress: &mut dyn FnMut(u64),
+    to: Destination<'_>,
+    progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<CopyReport, ReceiveError> {
-    let mut receiver = TreeReceiver::new(target, ownership);
+    let mut receiver = TreeReceiver::new(to);
     loop {
         let item: TreeItem = read_message(from)?;
         let before = receiver.report.data_bytes;
         let done = receiver.apply(item)?;
-        progress(receiver.report.data_bytes - before);
+        let next = progress(receiver.report.data_bytes - before);
         if done {
             return Ok(receiver.finish());
+        }
+        if next.is_break() {
+            return Err(ReceiveError::Stopped);
         }
     }
 }
@@ -91,12 +119,13 @@ pub fn receive_tree(
 #[derive(Debug)]
 pub struct TreeReceiver {
     target: PathBuf,
+    root_name: RootName,
     ownership: Ownership,
     stack: Vec<Level>,
     file: Option<OpenFile>,
-    /// Names from the root entry down, of files that further names may follow for.
-    links: HashMap<u64, Vec<Vec<u8>>>,
-    link_bytes: usize,
+    /// Files that further names may follow for.
+    links: HashMap<u64, Linked>,
+    budget: Budget,
     root: Root,
     report: CopyReport,
 }
@@ -114,23 +143,38 @@ enum Level {
     Made {
         fd: OwnedFd,
         name: Vec<u8>,
+        /// Given at its end; `None` for a directory that was there before.
         meta: Option<Metadata>,
+        /// Its names from the root entry down, once a file in it has to be remembered.
+        path: Option<Arc<[u8]>>,
     },
     /// It could not be made: everything in it is passed over.
     Skipped,
 }
 
+impl Level {
+    fn made(fd: OwnedFd, name: Vec<u8>, meta: Option<Metadata>) -> Self {
+        Self::Made {
+            fd,
+            name,
+            meta,
+            path: None,
+        }
+    }
+}
+
 impl TreeReceiver {
     /// A receiver for one tree, see [`receive_tree`].
     #[must_use]
-    pub fn new(target: &Path, ownership: Ownership) -> Self {
+    pub fn new(to: Destination<'_>) -> Self {
         Self {
-            target: target.to_owned(),
-            ownership,
+            target: to.target.to_owned(),
+            root_name: to.root,
+            ownership: to.ownership,
             stack: Vec::new(),
             file: None,
             links: HashMap::new(),
-            link_bytes: 0,
+            budget: Budget::new(),
             root: Root::Expected,
             report: CopyReport::default(),
         }
@@ -157,14 +201,14 @@ impl TreeReceiver {
             (_, false) => {}
         }
         match item {
-            TreeItem::Problem { message } => self.problem(message),
-            TreeItem::Abort { mut message } => {
-                message.truncate(message.floor_char_boundary(MAX_PROBLEM_BYTES));
+            TreeItem::Problem { message } => self.problem(&message),
+            TreeItem::Abort { message } => {
+                let message = harmless(&message);
                 return Err(ReceiveError::Aborted { message });
             }
             TreeItem::Data { offset, data } => self.data(offset, &data)?,
             TreeItem::FileEnd { size_bytes } => self.file_end(size_bytes)?,
-            TreeItem::FileBroken { message } => self.file_broken(message),
+            TreeItem::FileBroken { message } => self.file_broken(&message),
             TreeItem::EndDirectory => self.end_directory()?,
             TreeItem::End if !self.stack.is_empty() => return invalid("end inside a directory"),
             TreeItem::End => return Ok(true),
@@ -189,12 +233,10 @@ impl TreeReceiver {
         Ok(false)
     }
 
-    fn problem(&mut self, mut message: String) {
+    fn problem(&mut self, message: &str) {
         self.report.problem_count += 1;
         if self.report.problems.len() < MAX_PROBLEMS {
-            let cut = message.floor_char_boundary(MAX_PROBLEM_BYTES);
-            message.truncate(cut);
-            self.report.problems.push(message);
+            self.report.problems.push(harmless(message));
         }
     }
 
@@ -223,7 +265,7 @@ impl TreeReceiver {
         if fatal || self.stack.is_empty() {
             return Err(self.write_error(name, errno));
         }
-        self.problem(format!("{}: {}", shown(name), io::Error::from(errno)));
+        self.problem(&format!("{}: {}", shown(name), io::Error::from(errno)));
         Ok(())
     }
 
@@ -236,85 +278,84 @@ impl TreeReceiver {
         {
             return invalid("the target of a symbolic link");
         }
-        let top = self.stack.is_empty();
-        if top {
-            return self.root_entry(name, entry, meta);
+        if self.stack.is_empty() {
+            return self.root_entry(&name, &entry, meta);
         }
-        check_name(&name)?;
+        if !is_name(&name) {
+            return invalid("a name that is none");
+        }
         let parent = match self.stack.last() {
             Some(Level::Made { fd, .. }) => duplicate(fd.as_fd()),
-            _ => {
-                self.skip(&entry);
-                return Ok(());
-            }
+            _ => return self.skip(&entry),
         };
         let result = parent.and_then(|parent| self.make(parent, name.clone(), &entry, meta));
         match result {
             Ok(()) => Ok(()),
             Err(errno) => {
                 self.failed(&name, errno)?;
-                self.skip(&entry);
-                self.check_depth()
+                self.skip(&entry)
             }
         }
     }
 
-    fn check_depth(&self) -> Result<(), ReceiveError> {
+    /// Passes over what belongs to an entry that is not made.
+    fn skip(&mut self, entry: &Entry) -> Result<(), ReceiveError> {
+        match entry {
+            Entry::Directory => self.stack.push(Level::Skipped),
+            Entry::File(_) => self.file = Some(OpenFile::Skipped),
+            _ => {}
+        }
         if self.stack.len() > MAX_DEPTH {
             return invalid("too many directories inside each other");
         }
         Ok(())
     }
 
-    /// Passes over what belongs to an entry that is not made.
-    fn skip(&mut self, entry: &Entry) {
-        match entry {
-            Entry::Directory => self.stack.push(Level::Skipped),
-            Entry::File(_) => self.file = Some(OpenFile::Skipped),
-            _ => {}
-        }
-    }
-
     /// Finds where the tree goes and makes its first entry there.
     fn root_entry(
         &mut self,
-        name: Vec<u8>,
-        entry: Entry,
+        name: &[u8],
+        entry: &Entry,
         meta: Metadata,
     ) -> Result<(), ReceiveError> {
         if matches!(self.root, Root::Made(_)) {
             return invalid("a second tree");
         }
+        if !name.is_empty() {
+            return invalid("a name for the whole tree");
+        }
+        let is_directory = matches!(entry, Entry::Directory);
+        if self.root_name.name().is_none() && !is_directory {
+            return invalid("an entry where the contents of a directory were asked for");
+        }
         let write_error = |errno: Errno| ReceiveError::Write {
             path: self.target.clone(),
             source: errno.into(),
         };
-        let into = open_directory(rfs::CWD, self.target.as_os_str().as_bytes(), true);
-        let (parent, name) = match into {
-            Ok(fd) if name.is_empty() => {
+        let target = self.target.as_os_str().as_bytes();
+        let (parent, name) = match open_directory(rfs::CWD, target, true) {
+            Ok(fd) if self.root_name.name().is_none() => {
                 // The contents go into a directory that is there: its own attributes stay.
-                if !matches!(entry, Entry::Directory) {
-                    return invalid("an empty name");
-                }
                 let base = duplicate(fd.as_fd()).map_err(write_error)?;
                 self.root = Root::Made(base);
-                self.stack.push(Level::Made {
-                    fd,
-                    name: Vec::new(),
-                    meta: None,
-                });
+                self.stack.push(Level::made(fd, Vec::new(), None));
                 return Ok(());
             }
-            Ok(fd) => (fd, name),
+            Ok(fd) => (fd, self.root_name.as_bytes().to_vec()),
+            Err(Errno::NOENT) if target.ends_with(b"/") && !is_directory => {
+                let path = self.target.clone();
+                return Err(ReceiveError::NoDirectory { path });
+            }
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
-                let is_directory = matches!(entry, Entry::Directory);
                 target_parent(&self.target, is_directory).map_err(write_error)?
             }
             Err(errno) => return Err(write_error(errno)),
         };
-        check_name(&name)?;
+        if !is_name(&name) {
+            return Err(write_error(Errno::INVAL));
+        }
         self.root = Root::Made(duplicate(parent.as_fd()).map_err(write_error)?);
-        let result = self.make(parent, name, &entry, meta);
+        let result = self.make(parent, name, entry, meta);
         result.map_err(|errno| ReceiveError::Write {
             path: self.target.clone(),
             source: errno.into(),
@@ -333,37 +374,26 @@ impl TreeReceiver {
                 if self.stack.len() >= MAX_DEPTH {
                     return Err(Errno::NAMETOOLONG);
                 }
-                match rfs::mkdirat(&parent, &*name, Mode::RWXU) {
-                    Ok(()) | Err(Errno::EXIST) => {}
+                let mode = self.ownership.directory_mode(meta);
+                let meta = match rfs::mkdirat(&parent, &*name, mode) {
+                    Ok(()) => Some(meta),
+                    // It keeps its own owner, mode and time.
+                    Err(Errno::EXIST) => None,
                     Err(errno) => return Err(errno),
-                }
+                };
                 let fd = open_directory(parent.as_fd(), &name, false)?;
-                self.stack.push(Level::Made {
-                    fd,
-                    name,
-                    meta: Some(meta),
-                });
+                self.stack.push(Level::made(fd, name, meta));
             }
             Entry::File(link) => {
-                let (temporary, fd) = create_temporary(parent.as_fd())?;
-                let link = *link;
-                let new = NewFile {
-                    parent,
-                    temporary,
-                    name,
-                    meta,
-                    link,
-                    fd,
-                    kept: false,
-                };
-                self.file = Some(OpenFile::Writing(new));
+                let new = self.ownership.new_file(parent, name, meta)?;
+                self.file = Some(OpenFile::Writing(new, *link));
                 return Ok(()); // counted when complete
             }
             Entry::Symlink(target) => {
                 replace(parent.as_fd(), &name, || {
                     rfs::symlinkat(&**target, &parent, &*name)
                 })?;
-                self.ownership.own_at(parent.as_fd(), &name, meta)?;
+                self.ownership.own_symlink(parent.as_fd(), &name, meta)?;
             }
             Entry::HardLink(link) => {
                 let (source_parent, source_name) = self.linked(*link)?;
@@ -378,11 +408,9 @@ impl TreeReceiver {
                 })?;
             }
             Entry::Special(kind, major, minor) => {
+                let device = (*major, *minor);
                 self.ownership
-                    .make_special(parent.as_fd(), &name, *kind, (*major, *minor))?;
-                self.ownership.own_at(parent.as_fd(), &name, meta)?;
-                let mode = self.ownership.mode(meta);
-                rfs::chmodat(&parent, &*name, mode, AtFlags::empty())?;
+                    .make_special(parent.as_fd(), &name, *kind, device, meta)?;
             }
         }
         self.report.entries += 1;
@@ -396,10 +424,11 @@ impl TreeReceiver {
                 fd,
                 name,
                 meta: Some(meta),
+                ..
             }) => {
                 // The directory and its contents are there: worth a note, not the end.
-                if let Err(errno) = self.ownership.own(fd.as_fd(), meta) {
-                    self.problem(format!("{}: {}", shown(&name), io::Error::from(errno)));
+                if let Err(errno) = self.ownership.own_directory(fd.as_fd(), meta) {
+                    self.problem(&format!("{}: {}", shown(&name), io::Error::from(errno)));
                 }
                 Ok(())
             }
@@ -419,14 +448,4 @@ enum Entry {
 
 fn invalid<T>(what: &'static str) -> Result<T, ReceiveError> {
     Err(ReceiveError::Invalid { what })
-}
-
-fn check_name(name: &[u8]) -> Result<(), ReceiveError> {
-    if name.is_empty() || name.len() > MAX_NAME_BYTES {
-        return invalid("the length of a name");
-    }
-    if name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
-        return invalid("a name that is a path");
-    }
-    Ok(())
 }

@@ -12,7 +12,7 @@ use rustix::fs::{self as rfs, AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, St
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::{MAX_DEPTH, MAX_LINKED_FILES, Metadata, SpecialKind, TreeItem, shown};
+use super::{MAX_DEPTH, MAX_LINKED_FILES, Metadata, RootName, SpecialKind, TreeItem, shown};
 use crate::codec::Bytes;
 use crate::frame::{FrameError, MAX_DATA_BYTES, write_message};
 use crate::message::chain;
@@ -52,9 +52,8 @@ pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64) -> ControlFlow<()>;
 
 /// Sends the tree at `source` to `to`, ending with [`TreeItem::End`].
 ///
-/// A symbolic link is sent as a link. `source` ending in `/.`, or naming no entry (`/`, `..`),
-/// sends the contents of that directory for the target itself. What cannot be read below
-/// `source` becomes a [`TreeItem::Problem`].
+/// A symbolic link is sent as a link. A `source` whose [`RootName`] is none (it ends in `/.`, or names
+/// no entry) must be a directory. What cannot be read below `source` becomes a [`TreeItem::Problem`].
 ///
 /// `progress` is told the bytes sent since it was last called, at least once per entry.
 ///
@@ -86,30 +85,6 @@ pub fn send_tree(
         .flush()
         .map_err(|e| SendError::Stream(FrameError::Io(e)))?;
     sent
-}
-
-/// The path to open and the name to send; the name is empty when contents are meant.
-fn root_name(source: &Path) -> (Vec<u8>, Vec<u8>) {
-    let path = source.as_os_str().as_bytes();
-    let trimmed = path.trim_ascii_end_matches(b'/');
-    let last = trimmed.rsplit(|&b| b == b'/').next().unwrap_or(b"");
-    let name = if last == b"." || last == b".." {
-        b""
-    } else {
-        last
-    };
-    (path.to_vec(), name.to_vec())
-}
-
-trait TrimEnd {
-    fn trim_ascii_end_matches(&self, byte: u8) -> &[u8];
-}
-
-impl TrimEnd for [u8] {
-    fn trim_ascii_end_matches(&self, byte: u8) -> &[u8] {
-        let end = self.iter().rposition(|&b| b != byte).map_or(0, |at| at + 1);
-        &self[..end]
-    }
 }
 
 /// A directory being read.
@@ -169,13 +144,14 @@ impl<W: Write> Sender<'_, W> {
             path: source.to_owned(),
             source: source_error.into(),
         };
-        let (path, name) = root_name(source);
+        let root = RootName::of_source(source);
+        let path = source.as_os_str().as_bytes();
         let path = CString::new(path).map_err(|_| failed(Errno::INVAL))?;
         let stat = rfs::statat(rfs::CWD, &path, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
-        if name.is_empty() && FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        if root.name().is_none() && FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
             return Err(failed(Errno::NOTDIR));
         }
-        match self.entry(rfs::CWD, &path, &name, &stat) {
+        match self.entry(rfs::CWD, &path, b"", &stat) {
             Err(EntryError::Skip(errno)) => Err(failed(errno)),
             Err(EntryError::Kind) => Err(SendError::Kind {
                 path: source.to_owned(),

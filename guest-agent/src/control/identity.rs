@@ -1,16 +1,20 @@
 //! A machine's own name and keys, written into its file system and kernel.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use agent_protocol::message::{Identity, SshHostKey};
+use agent_protocol::codec::Id;
+use agent_protocol::message::{Identity, SshHostKey, StepOutcome, StepReport};
 use rustix::mount::mount_bind;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::system::sethostname;
 
 use super::ControlError;
+use super::disk::DiskThread;
+use super::place::{Placed, Placer};
 
 /// Longest host name that Linux takes.
 const MAX_HOSTNAME_BYTES: usize = 64;
@@ -29,142 +33,210 @@ const DHCP_DIRECTORIES: [&str; 4] = [
     "var/lib/NetworkManager",
     "run/systemd/netif/leases",
 ];
+/// How long the disk may take for all files together. A frozen file system never answers; a host that
+/// is busy may take many seconds for each sync.
+const DISK_TIME: Duration = Duration::from_secs(60);
 
 /// The system that gets an identity.
-pub(crate) struct Root {
+pub(crate) struct Root<'a> {
     path: PathBuf,
-    /// Whether the running kernel and services are told as well.
-    live: bool,
+    placer: Placer<'a>,
 }
 
-impl Root {
-    /// The running machine.
-    pub(crate) fn machine() -> Self {
-        Self {
-            path: "/".into(),
-            live: true,
-        }
+impl<'a> Root<'a> {
+    /// The running machine, whose kernel and services are told as well.
+    pub(crate) fn machine(disk: &'a DiskThread) -> Self {
+        Self::new("/".into(), disk, true)
     }
 
-    /// Applies every field of `identity`, durably; the first failure ends it.
-    pub(crate) fn apply(&self, identity: &Identity) -> Result<(), ControlError> {
+    fn new(path: PathBuf, disk: &'a DiskThread, live: bool) -> Self {
+        let placer = Placer {
+            disk,
+            deadline: Instant::now() + DISK_TIME,
+            live,
+        };
+        Self { path, placer }
+    }
+
+    /// Applies every field of `identity`; each step is tried, whatever became of the others.
+    ///
+    /// # Errors
+    /// When the request is not valid; nothing is done then.
+    pub(crate) fn apply(&self, identity: &Identity) -> Result<Vec<StepReport>, ControlError> {
         check(identity)?;
+        let mut steps = Steps::default();
         if let Some(name) = &identity.hostname {
-            self.set_hostname(name)?;
+            steps.note("host name", self.set_hostname(name));
         }
         if let Some(id) = identity.machine_id {
-            self.set_machine_id(id)?;
+            steps.note("machine id", self.set_machine_id(id));
         }
-        if let Some(id) = identity.boot_id.filter(|_| self.live) {
-            set_boot_id(id)?;
+        if let Some(id) = identity.boot_id.filter(|_| self.placer.live) {
+            steps.note("boot id", set_boot_id(id).map(|()| Placed::OnDisk));
         }
         if let Some(seed) = &identity.random_seed {
-            for file in SEED_FILES.map(|file| self.path.join(file)) {
-                if file.exists() {
-                    write_replacing(&file, seed, 0o600)?;
-                }
-            }
+            // The kernel's pool has its own new seed: this is only for the next boot.
+            steps.note_for_next_boot("random seed", self.set_random_seed(seed));
         }
         if !identity.ssh_host_keys.is_empty() {
-            self.set_ssh_keys(&identity.ssh_host_keys)?;
+            steps.note("SSH host keys", self.set_ssh_keys(&identity.ssh_host_keys));
         }
         if identity.forget_dhcp {
-            for directory in DHCP_DIRECTORIES {
-                self.forget_leases(&self.path.join(directory))?;
-            }
+            steps.note_for_next_boot("DHCP leases", self.forget_leases());
         }
-        self.sync()
+        steps.note_for_next_boot("sync", self.sync());
+        Ok(steps.0)
     }
 
-    /// Makes all of it durable at once: a sync of each file would wait for the host's disk a dozen times.
-    fn sync(&self) -> Result<(), ControlError> {
-        let failed = |source: io::Error| ControlError::File {
-            step: "sync",
-            path: self.path.clone(),
-            source,
-        };
-        let root = fs::File::open(&self.path).map_err(failed)?;
-        rustix::fs::syncfs(root).map_err(|error| failed(error.into()))
+    /// Makes all of it durable at once.
+    fn sync(&self) -> io::Result<Placed> {
+        let path = self.path.clone();
+        self.placer.disk.run(self.placer.deadline, move || {
+            Ok(rustix::fs::syncfs(fs::File::open(path)?)?)
+        })?;
+        Ok(Placed::OnDisk)
     }
 
-    fn set_hostname(&self, name: &str) -> Result<(), ControlError> {
-        if self.live {
-            sethostname(name.as_bytes()).map_err(ControlError::system("set the host name"))?;
+    fn set_hostname(&self, name: &str) -> io::Result<Placed> {
+        if self.placer.live {
+            sethostname(name.as_bytes())?;
         }
         let etc = self.path.join("etc");
-        write_replacing(&etc.join("hostname"), format!("{name}\n").as_bytes(), 0o644)?;
+        let hostname = format!("{name}\n");
+        let first = self.place(&etc.join("hostname"), hostname.as_bytes(), 0o644)?;
         let hosts = etc.join("hosts");
         let old = match fs::read(&hosts) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => DEFAULT_HOSTS.into(),
-            Err(source) => {
-                return Err(ControlError::File {
-                    step: "read",
-                    path: hosts,
-                    source,
-                });
-            }
+            Err(error) => return Err(about(&hosts)(error)),
         };
-        write_replacing(&hosts, hosts_with(&old, name).as_bytes(), 0o644)
+        let second = self.place(&hosts, hosts_with(&old, name).as_bytes(), 0o644)?;
+        Ok(worse(first, second))
     }
 
-    fn set_machine_id(&self, id: [u8; 16]) -> Result<(), ControlError> {
+    fn set_machine_id(&self, id: Id) -> io::Result<Placed> {
         let text = format!("{}\n", hex(id));
-        write_replacing(&self.path.join("etc/machine-id"), text.as_bytes(), 0o444)?;
+        let placed = self.place(&self.path.join("etc/machine-id"), text.as_bytes(), 0o444)?;
         // Most often a link to the other file.
         let dbus = self.path.join("var/lib/dbus/machine-id");
         if fs::symlink_metadata(&dbus).is_ok_and(|meta| meta.is_file()) {
-            write_replacing(&dbus, text.as_bytes(), 0o444)?;
+            return Ok(worse(placed, self.place(&dbus, text.as_bytes(), 0o444)?));
         }
-        Ok(())
+        Ok(placed)
     }
 
-    fn set_ssh_keys(&self, keys: &[SshHostKey]) -> Result<(), ControlError> {
+    fn set_random_seed(&self, seed: &[u8]) -> io::Result<Placed> {
+        let mut placed = Placed::OnDisk;
+        for file in SEED_FILES.map(|file| self.path.join(file)) {
+            if file.exists() {
+                placed = worse(placed, self.place(&file, seed, 0o600)?);
+            }
+        }
+        Ok(placed)
+    }
+
+    fn set_ssh_keys(&self, keys: &[SshHostKey]) -> io::Result<Placed> {
         let directory = self.path.join("etc/ssh");
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()), // no server
-            Err(source) => {
-                return Err(ControlError::File {
-                    step: "list",
-                    path: directory,
-                    source,
-                });
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Placed::OnDisk), // no server
+            Err(error) => return Err(about(&directory)(error)),
         };
+        let mut files = Vec::new();
+        for key in keys {
+            let name = format!("ssh_host_{}_key", key.algorithm);
+            files.push((
+                directory.join(format!("{name}.pub")),
+                &key.public_key,
+                0o644,
+            ));
+            files.push((directory.join(name), &key.private_key, 0o600));
+        }
+        let mut placed = Placed::OnDisk;
         for entry in entries.flatten() {
-            let name = entry.file_name();
+            let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
-            if name.starts_with("ssh_host_") && name.contains("_key") {
-                remove(&entry.path())?;
+            let is_key = name.starts_with("ssh_host_") && name.contains("_key");
+            if is_key && !files.iter().any(|(file, ..)| *file == path) {
+                let removed = self.placer.remove(&path).map_err(about(&path))?;
+                placed = worse(placed, removed);
             }
         }
-        for key in keys {
-            let private = directory.join(format!("ssh_host_{}_key", key.algorithm));
-            let public = directory.join(format!("ssh_host_{}_key.pub", key.algorithm));
-            write_replacing(&private, &key.private_key, 0o600)?;
-            write_replacing(&public, &key.public_key, 0o644)?;
+        for (path, contents, mode) in files {
+            placed = worse(placed, self.place(&path, contents, mode)?);
         }
-        if self.live {
+        if self.placer.live {
             reload_ssh_server();
         }
-        Ok(())
+        Ok(placed)
     }
 
-    fn forget_leases(&self, directory: &Path) -> Result<(), ControlError> {
-        // A directory that is not there holds no lease.
-        let Ok(entries) = fs::read_dir(directory) else {
-            return Ok(());
-        };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            let of_dhcp = [".lease", ".leases", "duid", "secret_key"];
-            if of_dhcp.iter().any(|part| name.contains(part)) && entry.path().is_file() {
-                remove(&entry.path())?;
+    fn forget_leases(&self) -> io::Result<Placed> {
+        let mut placed = Placed::OnDisk;
+        for directory in DHCP_DIRECTORIES.map(|directory| self.path.join(directory)) {
+            // A directory that is not there holds no lease.
+            for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+                let (path, name) = (entry.path(), entry.file_name());
+                let name = name.to_string_lossy();
+                let of_dhcp = [".lease", ".leases", "duid", "secret_key"];
+                if of_dhcp.iter().any(|part| name.contains(part)) && path.is_file() {
+                    let removed = self.placer.remove(&path).map_err(about(&path))?;
+                    placed = worse(placed, removed);
+                }
             }
         }
-        Ok(())
+        Ok(placed)
+    }
+
+    fn place(&self, path: &Path, contents: &[u8], mode: u32) -> io::Result<Placed> {
+        let placed = self.placer.place(path, contents, mode);
+        match placed.map_err(about(path))? {
+            Placed::UntilBoot(why) => Ok(Placed::UntilBoot(about(path)(why))),
+            placed => Ok(placed),
+        }
+    }
+}
+
+/// What became of each step.
+#[derive(Default)]
+struct Steps(Vec<StepReport>);
+
+impl Steps {
+    fn note(&mut self, step: &str, placed: io::Result<Placed>) {
+        let (outcome, reason) = match placed {
+            Ok(Placed::OnDisk) => (StepOutcome::Done, String::new()),
+            Ok(Placed::UntilBoot(why)) => (StepOutcome::UntilBoot, why.to_string()),
+            Err(error) => (StepOutcome::Failed, error.to_string()),
+        };
+        let step = step.into();
+        self.0.push(StepReport {
+            step,
+            outcome,
+            reason,
+        });
+    }
+
+    /// A step that matters from the next boot on, where it is tried again.
+    fn note_for_next_boot(&mut self, step: &str, placed: io::Result<Placed>) {
+        self.note(step, placed.or_else(|why| Ok(Placed::UntilBoot(why))));
+    }
+}
+
+/// Names the file in an error.
+fn about(path: &Path) -> impl Fn(io::Error) -> io::Error + '_ {
+    move |error| {
+        io::Error::new(
+            error.kind(),
+            format!("cannot write {}: {error}", path.display()),
+        )
+    }
+}
+
+/// The first of two that is not on the disk.
+fn worse(first: Placed, second: Placed) -> Placed {
+    match first {
+        Placed::OnDisk => second,
+        Placed::UntilBoot(_) => first,
     }
 }
 
@@ -208,14 +280,14 @@ fn hosts_with(old: &str, name: &str) -> String {
 }
 
 /// 32 lower-case hexadecimal digits.
-pub(crate) fn hex(id: [u8; 16]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
+pub(crate) fn hex(id: Id) -> String {
+    id.0.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The kernel keeps its boot id, so another file is mounted over it.
-fn set_boot_id(id: [u8; 16]) -> Result<(), ControlError> {
+fn set_boot_id(id: Id) -> io::Result<()> {
     let directory = Path::new("/run/smolvm");
-    fs::create_dir_all(directory).map_err(ControlError::system("make /run/smolvm"))?;
+    fs::create_dir_all(directory)?;
     let digits = hex(id);
     let groups = [
         &digits[..8],
@@ -231,16 +303,12 @@ fn set_boot_id(id: [u8; 16]) -> Result<(), ControlError> {
     open.write(true).create(true).truncate(true).mode(0o444);
     open.open(&file)
         .and_then(|mut out| out.write_all(text.as_bytes()))
-        .map_err(|source| ControlError::File {
-            step: "write",
-            path: file.clone(),
-            source,
-        })?;
+        .map_err(about(&file))?;
     let target = "/proc/sys/kernel/random/boot_id";
     if fs::read_to_string(target).is_ok_and(|now| now == text) {
         return Ok(()); // mounted by an earlier call
     }
-    mount_bind(&file, target).map_err(ControlError::system("show the new boot id"))
+    Ok(mount_bind(&file, target)?)
 }
 
 /// The server reads its keys when it starts, and starts again on SIGHUP.
@@ -257,56 +325,20 @@ fn reload_ssh_server() {
     }
 }
 
-fn remove(path: &Path) -> Result<(), ControlError> {
-    fs::remove_file(path).map_err(|source| ControlError::File {
-        step: "remove",
-        path: path.to_owned(),
-        source,
-    })
-}
-
-/// Replaces `path` by a file with these contents in one step, which the caller makes durable. A link
-/// there is replaced, not followed; a file that is a mount point is written in place.
-pub(crate) fn write_replacing(path: &Path, contents: &[u8], mode: u32) -> Result<(), ControlError> {
-    let failed = |source| ControlError::File {
-        step: "write",
-        path: path.to_owned(),
-        source,
-    };
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".smolvm-new");
-    let temporary = PathBuf::from(temporary);
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
-    }
-    let mut open = OpenOptions::new();
-    open.write(true).create_new(true).mode(0o600);
-    let written = open.open(&temporary).and_then(|mut file| {
-        file.write_all(contents)?;
-        file.set_permissions(Permissions::from_mode(mode))
-    });
-    let replaced = written.and_then(|()| match fs::rename(&temporary, path) {
-        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-            fs::remove_file(&temporary)?;
-            fs::write(path, contents)
-        }
-        other => other,
-    });
-    replaced.map_err(failed)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use agent_protocol::codec::Bytes;
 
-    fn system() -> (tempfile::TempDir, Root) {
+    fn disk() -> DiskThread {
+        DiskThread::start().expect("thread")
+    }
+
+    fn system(disk: &DiskThread) -> (tempfile::TempDir, Root<'_>) {
         let directory = tempfile::tempdir().expect("temporary directory");
-        let root = Root {
-            path: directory.path().into(),
-            live: false,
-        };
+        let root = Root::new(directory.path().into(), disk, false);
         for made in ["etc/ssh", "var/lib/dbus", "var/lib/systemd", "var/lib/dhcp"] {
             fs::create_dir_all(directory.path().join(made)).expect("directory");
         }
@@ -315,7 +347,8 @@ mod tests {
 
     #[test]
     fn everything_that_names_a_machine_is_replaced() {
-        let (directory, root) = system();
+        let disk = disk();
+        let (directory, root) = system(&disk);
         let at = |path: &str| directory.path().join(path);
         fs::write(at("etc/hosts"), "127.0.0.1 localhost\n127.0.1.1\told\n").expect("write");
         fs::write(at("etc/machine-id"), "").expect("write");
@@ -326,7 +359,7 @@ mod tests {
         fs::write(at("var/lib/dhcp/dhclient.eth0.leases"), "old").expect("write");
         let identity = Identity {
             hostname: Some("try-a".into()),
-            machine_id: Some([0xab; 16]),
+            machine_id: Some([0xab; 16].into()),
             boot_id: None,
             random_seed: Some(Bytes::from("seed")),
             ssh_host_keys: vec![SshHostKey {
@@ -336,8 +369,13 @@ mod tests {
             }],
             forget_dhcp: true,
         };
-        root.apply(&identity).expect("apply");
-        root.apply(&identity).expect("a second time");
+        for _ in 0..2 {
+            let steps = root.apply(&identity).expect("apply");
+            assert!(
+                steps.iter().all(|step| step.outcome == StepOutcome::Done),
+                "{steps:?}"
+            );
+        }
         let read = |path: &str| fs::read_to_string(at(path)).expect("read");
         assert_eq!(read("etc/hostname"), "try-a\n");
         assert_eq!(read("etc/hosts"), "127.0.0.1 localhost\n127.0.1.1\ttry-a\n");
@@ -356,7 +394,8 @@ mod tests {
 
     #[test]
     fn bad_names_and_algorithms_change_nothing() {
-        let (directory, root) = system();
+        let disk = disk();
+        let (directory, root) = system(&disk);
         for name in ["", "a/b", "a b", "a\nb", &"x".repeat(65)] {
             let identity = Identity {
                 hostname: Some(name.into()),
@@ -379,14 +418,38 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_step_is_named() {
-        let (directory, root) = system();
-        fs::remove_dir_all(directory.path().join("etc")).expect("remove");
+    fn a_failed_step_is_named_and_the_others_are_done() {
+        let disk = disk();
+        let (directory, root) = system(&disk);
+        let at = |path: &str| directory.path().join(path);
+        // A directory stands where the machine id goes.
+        fs::create_dir(at("etc/machine-id")).expect("directory");
+        fs::write(at("etc/ssh/ssh_host_rsa_key"), "old").expect("write");
         let identity = Identity {
-            machine_id: Some([1; 16]),
+            hostname: Some("new".into()),
+            machine_id: Some([1; 16].into()),
+            ssh_host_keys: vec![SshHostKey {
+                algorithm: "ed25519".into(),
+                private_key: Bytes::from("private"),
+                public_key: Bytes::from("public"),
+            }],
             ..Identity::default()
         };
-        let error = root.apply(&identity).expect_err("no etc");
-        assert!(error.to_string().contains("etc/machine-id"), "{error}");
+        let steps = root.apply(&identity).expect("tried");
+        let outcome = |name: &str| {
+            let step = steps.iter().find(|step| step.step == name);
+            step.map(|step| (step.outcome, step.reason.clone()))
+                .expect("a step")
+        };
+        assert_eq!(outcome("host name").0, StepOutcome::Done);
+        assert_eq!(outcome("SSH host keys").0, StepOutcome::Done);
+        let (failed, reason) = outcome("machine id");
+        assert_eq!(failed, StepOutcome::Failed);
+        assert!(reason.contains("etc/machine-id"), "{reason}");
+        assert_eq!(
+            fs::read_to_string(at("etc/hostname")).expect("read"),
+            "new\n"
+        );
+        assert!(!at("etc/ssh/ssh_host_rsa_key").exists());
     }
 }

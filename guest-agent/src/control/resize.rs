@@ -3,19 +3,23 @@
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{major, minor, statvfs};
 
 use super::ControlError;
+use super::disk::DiskThread;
 use crate::sys::ext4;
 
+/// How long the kernel may take. It writes little, but a busy host may give it little time.
+const LONGEST_RESIZE: Duration = Duration::from_secs(100);
 /// The kernel counts block devices in sectors of this size.
 const SECTOR_BYTES: u64 = 512;
 
 /// Grows the ext4 file system at `/` and returns its size in bytes.
 ///
 /// A file system that fills its disk already is left alone.
-pub(super) fn resize_root() -> Result<u64, ControlError> {
+pub(super) fn resize_root(disk: &DiskThread) -> Result<u64, ControlError> {
     let root = File::open("/").map_err(ControlError::system("open the root directory"))?;
     let device = root
         .metadata()
@@ -36,7 +40,8 @@ pub(super) fn resize_root() -> Result<u64, ControlError> {
     let device_blocks = sectors * SECTOR_BYTES / block_bytes;
     // The kernel refuses to resize what had errors, even to the size that it has: such a machine must start.
     if blocks_on(&number)? < device_blocks {
-        ext4::resize(&root, device_blocks)
+        let deadline = Instant::now() + LONGEST_RESIZE;
+        disk.run(deadline, move || ext4::resize(&root, device_blocks))
             .map_err(ControlError::system("resize the root file system"))?;
     }
     let now = stat()?;

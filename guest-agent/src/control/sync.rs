@@ -1,12 +1,14 @@
 //! Writing the page cache within a bounded time.
 
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Runs `sync(2)` on a thread, at most one at a time: a device that hangs holds up one thread,
-/// however often it is asked.
-#[derive(Debug, Default)]
+/// Runs `sync(2)` on a thread of its own, at most one at a time: a device that hangs holds up that
+/// thread, however often it is asked. The thread is there from the start, so that no lack of them keeps
+/// a machine from being saved.
+#[derive(Debug)]
 pub(crate) struct Syncer {
     shared: Arc<(Mutex<State>, Condvar)>,
 }
@@ -17,44 +19,54 @@ struct State {
     asked: u64,
     /// Newest request whose sync began after it and has ended.
     done: u64,
-    running: bool,
 }
 
 impl Syncer {
-    /// Writes everything that is dirty now; `false` if that takes longer than `limit`.
-    pub(crate) fn sync(&self, limit: Duration) -> bool {
+    /// Starts the thread. It ends with the process.
+    pub(crate) fn start() -> io::Result<Self> {
+        let shared = Arc::<(Mutex<State>, Condvar)>::default();
+        let theirs = Arc::clone(&shared);
+        thread::Builder::new()
+            .name("sync".into())
+            .stack_size(128 << 10)
+            .spawn(move || run(&theirs))?;
+        Ok(Self { shared })
+    }
+
+    /// Begins to write everything that is dirty now; returns the number to wait for.
+    pub(crate) fn begin(&self) -> u64 {
         let (state, changed) = &*self.shared;
-        let mut guard = state.lock().unwrap_or_else(PoisonError::into_inner);
-        guard.asked += 1;
-        let mine = guard.asked;
-        if !guard.running {
-            let shared = Arc::clone(&self.shared);
-            let thread = thread::Builder::new()
-                .name("sync".into())
-                .stack_size(128 << 10);
-            if thread.spawn(move || run(&shared)).is_err() {
-                return false;
-            }
-            guard.running = true;
-        }
-        let waited = changed.wait_timeout_while(guard, limit, |state| state.done < mine);
-        let (guard, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        guard.done >= mine
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.asked += 1;
+        changed.notify_all();
+        state.asked
+    }
+
+    /// Waits for what [`Syncer::begin`] began; `false` if that takes longer than `limit`.
+    pub(crate) fn wait(&self, number: u64, limit: Duration) -> bool {
+        let (state, changed) = &*self.shared;
+        let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = changed.wait_timeout_while(state, limit, |state| state.done < number);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.done >= number
     }
 }
 
 fn run(shared: &(Mutex<State>, Condvar)) {
     let (state, changed) = shared;
     let mut guard = state.lock().unwrap_or_else(PoisonError::into_inner);
-    while guard.done < guard.asked {
+    loop {
         let target = guard.asked;
+        if guard.done == target {
+            guard = changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
         drop(guard);
         rustix::fs::sync();
         guard = state.lock().unwrap_or_else(PoisonError::into_inner);
         guard.done = target;
         changed.notify_all();
     }
-    guard.running = false;
 }
 
 #[cfg(test)]
@@ -63,10 +75,13 @@ mod tests {
 
     #[test]
     fn many_at_once_all_end() {
-        let syncer = Syncer::default();
+        let syncer = Syncer::start().expect("thread");
         thread::scope(|scope| {
             for _ in 0..8 {
-                scope.spawn(|| assert!(syncer.sync(Duration::from_secs(60))));
+                scope.spawn(|| {
+                    let number = syncer.begin();
+                    assert!(syncer.wait(number, Duration::from_secs(60)));
+                });
             }
         });
     }

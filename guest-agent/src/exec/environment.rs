@@ -29,8 +29,9 @@ pub(crate) fn environment(
         set("TERM", "xterm");
     }
     for variable in &request.env {
+        // An empty name is passed on, as other runtimes do with an image's `=x`.
         let name = &variable.name;
-        if name.is_empty() || name.contains(&b'=') || name.contains(&0) {
+        if name.contains(&b'=') || name.contains(&0) {
             return Err(StartError::BadVariable {
                 name: name.escape_ascii().to_string(),
             });

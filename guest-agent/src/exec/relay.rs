@@ -33,6 +33,8 @@ const CREDIT_STEP_BYTES: u32 = 64 << 10;
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// How often to look whether a group that was told to end has ended.
 const GROUP_POLL: Duration = Duration::from_millis(20);
+/// How often to look whether the log has room again.
+const ROOM_POLL: Duration = Duration::from_millis(20);
 /// Time given to a client to close after it was told of the end.
 const LINGER: Duration = Duration::from_secs(1);
 /// End of file typed on a terminal.
@@ -204,7 +206,10 @@ impl<'a> Relay<'a> {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        let mut times: Vec<Instant> = Vec::with_capacity(5);
+        let mut times: Vec<Instant> = Vec::with_capacity(6);
+        if self.peer.must_look_for_room(self.agent) {
+            times.push(Instant::now() + ROOM_POLL);
+        }
         if self.outcome.is_none() {
             times.extend(self.deadline);
         }
@@ -226,7 +231,7 @@ impl<'a> Relay<'a> {
             .as_ref()
             .filter(|_| !self.input.is_empty() || self.input_ended);
         let stdin = add(&mut polled, stdin.map(|fd| PollFd::new(fd, PollFlags::OUT)));
-        let room = self.peer.has_room();
+        let room = self.peer.has_room(self.agent);
         let outputs = [0, 1].map(|at| {
             let output = self.outputs[at].as_ref().filter(|_| room);
             add(

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -38,7 +39,7 @@ pub(crate) fn prepare(request: &ExecRequest) -> Result<Plan, StartError> {
             .ok_or_else(|| StartError::NoUser { user: text.clone() })?,
     };
     let environment = environment(request, &user)?;
-    let directory = directory(request.directory.as_deref(), &user)?;
+    let directory = directory(request, &user)?;
     let mut argv = request
         .argv
         .iter()
@@ -71,8 +72,8 @@ fn login_shell(user: &User) -> (OsString, OsString) {
     (user.shell.clone().into(), format!("-{base}").into())
 }
 
-fn directory(asked: Option<&[u8]>, user: &User) -> Result<PathBuf, StartError> {
-    let Some(asked) = asked else {
+fn directory(request: &ExecRequest, user: &User) -> Result<PathBuf, StartError> {
+    let Some(asked) = request.directory.as_deref() else {
         let home = Path::new(&user.home);
         return Ok(if home.is_dir() { home } else { Path::new("/") }.to_owned());
     };
@@ -80,6 +81,12 @@ fn directory(asked: Option<&[u8]>, user: &User) -> Result<PathBuf, StartError> {
     match std::fs::metadata(&path) {
         Ok(meta) if meta.is_dir() => Ok(path),
         Ok(_) => Err(StartError::NotDirectory { path }),
+        Err(error) if error.kind() == ErrorKind::NotFound && request.make_directory => {
+            match std::fs::create_dir_all(&path) {
+                Ok(()) => Ok(path),
+                Err(source) => Err(StartError::MakeDirectory { path, source }),
+            }
+        }
         Err(source) => Err(StartError::Directory { path, source }),
     }
 }

@@ -48,6 +48,12 @@ pub(crate) enum StartError {
         #[source]
         source: io::Error,
     },
+    #[error("directory {} of the guest is not there and cannot be made", path.display())]
+    MakeDirectory {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("user {user:?} cannot enter directory {} of the guest", path.display())]
     Closed { path: PathBuf, user: String },
     #[error("{} of the guest is not a directory", path.display())]
@@ -182,6 +188,8 @@ impl ChildSetup {
             ioctl_tiocsctty(rustix::stdio::stdin())?;
         }
         reset_oom_score();
+        // The agent runs before its commands, they among each other. Nobody may refuse to be slower.
+        let _ = rustix::process::setpriority_process(None, 0);
         setrlimit(Resource::Nofile, self.open_files)?;
         if let Some((groups, gid, uid)) = &self.user {
             set_thread_groups(groups)?;

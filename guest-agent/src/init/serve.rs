@@ -11,6 +11,8 @@ use super::console;
 use crate::agent::{Agent, Config};
 use crate::sys::vsock;
 
+/// The agent's nice value; commands get 0.
+const PRIORITY: i32 = -10;
 /// Pause after a failure of the socket that may last.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -20,6 +22,12 @@ pub(super) fn run() -> i32 {
     if let Err(error) = fs::write("/proc/self/oom_score_adj", "-1000") {
         console::say(&format!(
             "cannot protect the agent from the OOM killer: {error}"
+        ));
+    }
+    // A guest whose commands take all of its processors is saved and stopped all the same.
+    if let Err(error) = rustix::process::setpriority_process(None, PRIORITY) {
+        console::say(&format!(
+            "the agent runs at its commands' priority: {error}"
         ));
     }
     let agent = match Agent::new(Config {

@@ -13,7 +13,8 @@ use crate::sys::signal::SignalSet;
 
 /// Between SIGTERM and SIGKILL when PID 1 is told to end the machine.
 const GRACE: Duration = Duration::from_secs(5);
-/// An agent that ends is started again after this, so that a broken one does not spin.
+/// An agent that lived for less than this before it ended is started again after as long, so that a
+/// broken one does not spin. One that was killed (`kill -9 -1`) is back at once.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
 /// Signals that mean the end of the machine: as sysvinit, busybox and systemd use them.
@@ -51,6 +52,7 @@ pub(super) fn run() -> Result<Infallible, InitError> {
         signals: &signals,
         pid: None,
         start_at: Some(Instant::now()),
+        started_at: Instant::now(),
     };
     loop {
         agent.start_if_due();
@@ -70,6 +72,8 @@ struct Keeper<'a> {
     signals: &'a SignalSet,
     pid: Option<i32>,
     start_at: Option<Instant>,
+    /// When it was last started.
+    started_at: Instant,
 }
 
 impl Keeper<'_> {
@@ -88,7 +92,10 @@ impl Keeper<'_> {
                 self.signals.unblock();
                 std::process::exit(serve::run());
             }
-            Ok(Fork::Parent(pid)) => (self.pid, self.start_at) = (Some(pid), None),
+            Ok(Fork::Parent(pid)) => {
+                (self.pid, self.start_at) = (Some(pid), None);
+                self.started_at = Instant::now();
+            }
             Err(error) => {
                 console::say(&format!("cannot start the agent: {error}"));
                 self.start_at = Some(Instant::now() + RESTART_AFTER);
@@ -103,7 +110,12 @@ impl Keeper<'_> {
             _ => "somehow".into(),
         };
         console::say(&format!("the agent ended {how}, it is started again"));
-        (self.pid, self.start_at) = (None, Some(Instant::now() + RESTART_AFTER));
+        let now = Instant::now();
+        let pause = match now - self.started_at < RESTART_AFTER {
+            true => RESTART_AFTER,
+            false => Duration::ZERO,
+        };
+        (self.pid, self.start_at) = (None, Some(now + pause));
     }
 }
 

@@ -93,8 +93,17 @@ impl Connection {
         self.out.len() - self.sent
     }
 
-    pub(super) fn has_room(&self) -> bool {
-        self.waiting() < OUTPUT_BUFFER_BYTES
+    /// Whether there is room for more output.
+    pub(super) fn has_room(&self, agent: &Agent) -> bool {
+        match &self.state {
+            State::Log(_) => agent.output_log.has_room(),
+            _ => self.waiting() < OUTPUT_BUFFER_BYTES,
+        }
+    }
+
+    /// Whether room may appear without any event here.
+    pub(super) fn must_look_for_room(&self, agent: &Agent) -> bool {
+        matches!(self.state, State::Log(_)) && !agent.output_log.has_room()
     }
 
     pub(super) fn poll_fd(&self) -> Option<PollFd<'_>> {
@@ -171,6 +180,8 @@ impl Connection {
             match self.frames.next_message() {
                 Ok(Some(message)) => messages.push(message),
                 Ok(None) => return (messages, None),
+                // What a newer client has to say besides.
+                Err(error) if error.is_unknown_kind() => {}
                 Err(_) => return (messages, Some(Lost::Dead)),
             }
         }
@@ -195,7 +206,7 @@ impl Connection {
     pub(super) fn finish(&mut self, agent: &Agent, outcome: Outcome, linger: Duration) {
         if let State::Log(lines) = &mut self.state {
             for line in lines.iter().filter(|line| !line.is_empty()) {
-                agent.log_bytes(self.name.as_bytes(), line);
+                agent.output_log.add(&self.name, line);
             }
         }
         self.send(&ExecOutput::Exit(outcome));
@@ -230,7 +241,7 @@ fn log_lines(agent: &Agent, name: &str, line: &mut Vec<u8>, data: &[u8]) {
             line.extend_from_slice(part);
             if line.ends_with(b"\n") || line.len() >= LOG_LINE_BYTES {
                 let text = line.strip_suffix(b"\n").unwrap_or(line);
-                agent.log_bytes(name.as_bytes(), text);
+                agent.output_log.add(name, text);
                 line.clear();
             }
         }

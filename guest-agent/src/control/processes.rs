@@ -1,0 +1,88 @@
+//! The guest's processes, as a checkpoint lists them.
+
+use std::fs;
+use std::time::Instant;
+
+use agent_protocol::codec::Bytes;
+use agent_protocol::message::{MAX_PROCESS_NAME_BYTES, MAX_PROCESSES, Process, Processes};
+
+/// Flag of kernel threads in `/proc/PID/stat`, `PF_KTHREAD` of `linux/sched.h`.
+const KERNEL_THREAD: u32 = 0x0020_0000;
+
+/// Lists what runs until `deadline`, kernel threads left out.
+pub(super) fn list(deadline: Instant) -> Processes {
+    let mut found = Processes {
+        list: Vec::new(),
+        complete: false,
+    };
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return found;
+    };
+    // The kernel gives them by number.
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let is_process = name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+        if !is_process {
+            continue;
+        }
+        if found.list.len() == MAX_PROCESSES || Instant::now() >= deadline {
+            return found;
+        }
+        // One that has just ended, or a kernel thread, is no part of the list.
+        let stat = fs::read(entry.path().join("stat"));
+        found.list.extend(stat.ok().and_then(|stat| parse(&stat)));
+    }
+    found.complete = true;
+    found
+}
+
+/// One line of `/proc/PID/stat`: `PID (COMM) STATE PPID PGRP SESSION TTY TPGID FLAGS …`. The name may
+/// hold anything, also parentheses.
+fn parse(stat: &[u8]) -> Option<Process> {
+    let open = stat.iter().position(|&byte| byte == b'(')?;
+    let close = stat.iter().rposition(|&byte| byte == b')')?;
+    let number = |bytes: &[u8]| std::str::from_utf8(bytes).ok()?.trim().parse().ok();
+    let comm = stat.get(open + 1..close)?;
+    let mut rest = stat.get(close + 1..)?.split(|&byte| byte == b' ').skip(1);
+    let state = *rest.next()?.first()?;
+    let ppid = number(rest.next()?)?;
+    let flags = number(rest.nth(4)?)?;
+    (flags & KERNEL_THREAD == 0).then_some(())?;
+    Some(Process {
+        pid: number(&stat[..open])?,
+        ppid,
+        comm: Bytes::from(&comm[..comm.len().min(MAX_PROCESS_NAME_BYTES)]),
+        state,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_name_may_look_like_the_rest_of_the_line() {
+        let stat = b"42 (a) R 1 (b) S 7 42 42 0 -1 4194304 1 2 3\n";
+        let process = parse(stat).expect("a process");
+        assert_eq!((process.pid, process.ppid), (42, 7));
+        assert_eq!(*process.comm, *b"a) R 1 (b");
+        assert_eq!(process.state, b'S');
+        assert_eq!(parse(b"2 (kthreadd) S 0 0 0 0 -1 2129984 0\n"), None);
+        for bad in [&b""[..], b"1", b"1 (x", b"1 (x)", b"1 (x) S", b") ("] {
+            assert_eq!(parse(bad), None);
+        }
+    }
+
+    #[test]
+    fn this_process_is_listed_and_time_is_kept() {
+        let all = list(Instant::now() + Duration::from_secs(60));
+        let own = std::process::id();
+        assert!(all.complete || all.list.len() == MAX_PROCESSES);
+        assert!(all.list.iter().any(|process| process.pid == own));
+        assert!(all.list.is_sorted_by_key(|process| process.pid));
+        let none = list(Instant::now());
+        assert!(none.list.is_empty() && !none.complete);
+    }
+}
