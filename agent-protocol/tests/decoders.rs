@@ -139,7 +139,7 @@ fn replies() -> Vec<Reply> {
                     comm: b"a\xff".into(),
                     state: b'S',
                 }],
-                complete: false,
+                unlisted: 9,
             },
         }),
         Reply::Steps(

@@ -152,7 +152,12 @@ fn a_tree_survives_the_way_in_and_out() {
     assert_ne!(masked, wanted);
     for (made, wanted) in listing(&at("back")).iter().zip(&masked) {
         let end = wanted.len().min(120);
-        assert!(made == wanted, "{} is {}", &wanted[..end], &made[..made.len().min(120)]);
+        assert!(
+            made == wanted,
+            "{} is {}",
+            &wanted[..end],
+            &made[..made.len().min(120)]
+        );
     }
     assert!(report.data_bytes < 32 << 20, "holes were sent: {report:?}");
     let blocks = fs::metadata(at("back/sparse")).expect("stat").blocks();

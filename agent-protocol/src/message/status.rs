@@ -71,9 +71,9 @@ pub struct Processes {
     /// At most [`MAX_PROCESSES`].
     #[cbor(n(0), decode_with = "bounded_list::<_, _, MAX_PROCESSES>")]
     pub list: Vec<Process>,
-    /// Whether these are all: there was neither too little time nor too little room.
-    #[n(1)]
-    pub complete: bool,
+    /// How many more there were, for which time or room was lacking; kernel threads may be among them.
+    #[cbor(n(1), default)]
+    pub unlisted: u32,
 }
 
 /// One process.

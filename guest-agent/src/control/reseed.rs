@@ -31,7 +31,7 @@ pub(super) fn reseed(seed: &[u8], restore_id: Id) -> Result<Option<StepReport>, 
         .and_then(|()| replace(&directory.join("restore-id"), text.as_bytes(), 0o644));
     Ok(written.err().map(|error| StepReport {
         step: "restore id".into(),
-        outcome: StepOutcome::Failed,
+        outcome: StepOutcome::UntilBoot,
         reason: format!("cannot write it to {NOTIFY_DIRECTORY}: {error}"),
     }))
 }

@@ -79,7 +79,8 @@ fn terminal_environment() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Runs a command while we wait; a signal that is not the command's ends both.
+/// Runs a command while we wait. It gets the first signal that asks to end; the second ends us, and the
+/// command with its connection.
 fn in_front(
     engine: &Engine,
     printer: &Printer,

@@ -1,9 +1,8 @@
 //! A command in a machine, joined to our streams, our terminal and our signals.
 
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use signal_hook::consts::SIGINT;
 use smolvm_engine::agent_protocol::client::ClientError;
 use smolvm_engine::agent_protocol::message::Outcome;
 use smolvm_engine::{Engine, EngineError, ExecOptions, ExecWriter, MachineName};
@@ -17,7 +16,14 @@ use crate::output::{self, Printer};
 /// The command in front, for whoever gets our signals.
 #[derive(Clone, Default)]
 pub(crate) struct Foreground {
-    current: Arc<Mutex<Option<Current>>>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    current: Option<Current>,
+    /// A signal that asks to end has been passed on.
+    asked: bool,
 }
 
 struct Current {
@@ -26,23 +32,30 @@ struct Current {
 }
 
 impl Foreground {
-    fn set(&self, current: Option<Current>) {
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = current;
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Passes a signal on to a command on a terminal. Returns the number of one that ends us.
+    fn set(&self, current: Option<Current>) {
+        self.state().current = current;
+    }
+
+    /// Passes a signal on to the command, which then does with it what a local one would. Returns the
+    /// number of one that ends us: there is no command, or it was asked before. Never waits for the
+    /// guest.
     pub(crate) fn receive(&self, signal: Signal) -> Option<i32> {
-        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        match (signal, &*current) {
+        let mut state = self.state();
+        match (signal, &state.current) {
             (Signal::Resized, Some(current)) if current.has_tty => {
                 // A command that has ended has no terminal any more.
                 let _ = current.writer.resize(terminal::size());
                 None
             }
             (Signal::Resized, _) => None,
-            (Signal::End(SIGINT), Some(current))
-                if current.has_tty && current.writer.signal(SIGINT).is_ok() =>
+            (Signal::End(number), Some(current))
+                if !state.asked && current.writer.signal(number).is_ok() =>
             {
+                state.asked = true;
                 None
             }
             (Signal::End(number), _) => Some(number),
@@ -71,10 +84,10 @@ pub(crate) fn run(
         writer: session.writer.clone(),
         has_tty,
     }));
-    let raw = if has_tty && has_stdin {
-        RawMode::enter()?
-    } else {
-        None
+    let raw = match (has_tty, has_stdin) {
+        (true, true) => RawMode::for_input()?,
+        (true, false) => RawMode::for_output()?,
+        (false, _) => None,
     };
     let ended = session.run(stdin, &mut stdout, &mut stderr);
     foreground.set(None);

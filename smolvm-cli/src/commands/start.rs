@@ -133,6 +133,9 @@ fn report(
             printer.note(&format!("hint: {hint}"));
         }
     }
+    for step in &started.pending {
+        printer.warning(&format!("not for good: {step}; the next start tries again"));
+    }
     let line = if started.was_running {
         format!("'{name}' runs already")
     } else {
@@ -144,6 +147,7 @@ fn report(
         "created": created,
         "was_running": started.was_running,
         "backend": started.backend,
+        "pending": started.pending,
     });
     printer.result(object(result), &line)
 }

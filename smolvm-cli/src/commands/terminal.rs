@@ -1,10 +1,10 @@
 //! The terminal that we are on.
 
 use std::io::{self, IsTerminal};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{OptionalActions, OutputModes, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use smolvm_engine::agent_protocol::message::TtySize;
 
 use crate::failure::Failure;
@@ -15,29 +15,45 @@ const DEFAULT_SIZE: TtySize = TtySize {
     columns: 80,
 };
 
-/// How the terminal was before we changed it.
-static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
+/// The terminal that we changed, and how it was before.
+static SAVED: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
 
-/// Keeps the terminal raw: every key goes to whoever reads stdin. The terminal is as before when this
-/// is dropped.
+/// Keeps the terminal raw. It is as before when this is dropped.
 pub(crate) struct RawMode(());
 
 impl RawMode {
-    /// Makes the terminal that is our stdin raw; `None` where stdin is none.
-    pub(crate) fn enter() -> Result<Option<Self>, Failure> {
-        let stdin = io::stdin();
-        if !stdin.is_terminal() {
-            return Ok(None);
-        }
-        let failed = |error: rustix::io::Errno| Failure::host("set up the terminal")(error.into());
-        let before = tcgetattr(&stdin).map_err(failed)?;
-        let mut raw = before.clone();
-        raw.make_raw();
-        *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
-        let guard = Self(());
-        tcsetattr(&stdin, OptionalActions::Now, &raw).map_err(failed)?;
-        Ok(Some(guard))
+    /// Lets every key of the terminal that is our stdin go to whoever reads it; `None` where stdin is
+    /// none.
+    pub(crate) fn for_input() -> Result<Option<Self>, Failure> {
+        change(io::stdin().as_fd(), Termios::make_raw)
     }
+
+    /// Lets the terminal that is our stdout show what the guest's terminal has prepared already: a second
+    /// carriage return for each line is one too many. `None` where stdout is none.
+    pub(crate) fn for_output() -> Result<Option<Self>, Failure> {
+        change(io::stdout().as_fd(), |mode| {
+            mode.output_modes.remove(OutputModes::OPOST);
+        })
+    }
+}
+
+fn change(
+    terminal: BorrowedFd<'_>,
+    change: impl FnOnce(&mut Termios),
+) -> Result<Option<RawMode>, Failure> {
+    if !terminal.is_terminal() {
+        return Ok(None);
+    }
+    let set_up = Failure::host("set up the terminal");
+    let failed = |error: rustix::io::Errno| Failure::host("set up the terminal")(error.into());
+    let ours = terminal.try_clone_to_owned().map_err(set_up)?;
+    let before = tcgetattr(terminal).map_err(failed)?;
+    let mut raw = before.clone();
+    change(&mut raw);
+    *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some((ours, before));
+    let guard = RawMode(());
+    tcsetattr(terminal, OptionalActions::Now, &raw).map_err(failed)?;
+    Ok(Some(guard))
 }
 
 impl Drop for RawMode {
@@ -46,12 +62,12 @@ impl Drop for RawMode {
     }
 }
 
-/// Makes the terminal as it was before [`RawMode::enter`]. Does nothing where it was not changed.
+/// Makes the terminal as it was before it was changed. Does nothing where it was not.
 pub(crate) fn restore() {
     let saved = SAVED.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(before) = saved {
+    if let Some((terminal, before)) = saved {
         // A terminal that is gone needs nothing.
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &before);
+        let _ = tcsetattr(terminal, OptionalActions::Now, &before);
     }
 }
 

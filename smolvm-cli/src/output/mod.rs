@@ -3,6 +3,7 @@
 //! Data goes to stdout, everything else to stderr. What came from guests, files or the host may hold
 //! anything: it is made [`harmless()`] here, whoever prints it.
 
+mod closed;
 mod harmless;
 mod json;
 pub(crate) mod log;
@@ -180,7 +181,10 @@ pub(crate) fn data(bytes: &[u8]) -> Result<(), Failure> {
 
 /// Our stdout as it is, for a guest's bytes.
 pub(crate) fn raw_stdout() -> Result<File, Failure> {
-    raw(io::stdout().as_fd().try_clone_to_owned())
+    match closed::instead_of_stdout() {
+        Some(closed) => raw(closed.map(OwnedFd::from)),
+        None => raw(io::stdout().as_fd().try_clone_to_owned()),
+    }
 }
 
 /// Our stderr as it is, for a guest's bytes.

@@ -1,9 +1,10 @@
 //! Talking with the supervisor of a machine that runs, and through it with the agent.
 
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use agent_protocol::client::Connection;
+use agent_protocol::client::{ClientError, Connection, TimedStream};
+use agent_protocol::hello::HelloError;
 
 use super::Engine;
 use crate::api::EngineError;
@@ -11,8 +12,13 @@ use crate::channel::control::{Control, ControlReply, LiveStatus};
 use crate::channel::{self, ChannelError, control_socket};
 use crate::name::MachineName;
 
-/// How long the hello of a fresh connection to the agent may take.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a guest may take to answer the hello of one connection. In one that computes at all, the
+/// agent gets on, so this is for a guest that hangs, and for an agent that was killed meanwhile.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an agent that answers nothing is tried: it may be about to be started again.
+const AGENT_PATIENCE: Duration = Duration::from_secs(120);
+/// Pause between two attempts to reach an agent that does not listen.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long a supervisor may take to answer a short request.
 const CONTROL_PATIENCE: Duration = Duration::from_secs(20);
@@ -20,30 +26,40 @@ const CONTROL_PATIENCE: Duration = Duration::from_secs(20);
 const STATUS_PATIENCE: Duration = Duration::from_millis(2500);
 
 /// A connection to a machine's agent.
-pub type AgentConnection = Connection<UnixStream, UnixStream>;
+pub type AgentConnection = Connection<TimedStream, TimedStream>;
 
 impl Engine {
-    /// A fresh connection to the agent of a running machine.
+    /// A fresh connection to the agent of a running machine. Waits for an agent that does not answer
+    /// at once: the guest may have much to do, or have just killed it (`kill -9 -1`).
     pub fn connect_agent(&self, name: &MachineName) -> Result<AgentConnection, EngineError> {
-        let stream = self.agent_stream(name)?;
-        let failed = |source| EngineError::Supervisor {
-            name: name.clone(),
-            source: ChannelError::Io(source),
-        };
-        stream
-            .set_read_timeout(Some(HELLO_TIMEOUT))
-            .map_err(failed)?;
-        let (reader, writer) = (
-            stream.try_clone().map_err(failed)?,
-            stream.try_clone().map_err(failed)?,
-        );
-        let connection = Connection::open(reader, writer).map_err(|source| EngineError::Agent {
-            name: name.clone(),
-            operation: "answer",
-            source,
-        })?;
-        stream.set_read_timeout(None).map_err(failed)?;
-        Ok(connection)
+        let until = Instant::now() + AGENT_PATIENCE;
+        loop {
+            // Fails when the machine does not run any more.
+            let stream = self.agent_stream(name)?;
+            let failed = |source| EngineError::Supervisor {
+                name: name.clone(),
+                source: ChannelError::Io(source),
+            };
+            let (reader, writer, deadline) = TimedStream::pair(stream).map_err(failed)?;
+            deadline.set(HELLO_TIMEOUT);
+            match Connection::open(reader, writer) {
+                Ok(connection) => {
+                    deadline.clear();
+                    return Ok(connection);
+                }
+                // Nobody listens, nobody answers, or the listener went away meanwhile.
+                Err(ClientError::Hello(HelloError::Io(_))) if Instant::now() < until => {
+                    std::thread::sleep(RETRY_PAUSE);
+                }
+                Err(source) => {
+                    return Err(EngineError::Agent {
+                        name: name.clone(),
+                        operation: "answer",
+                        source,
+                    });
+                }
+            }
+        }
     }
 
     /// A fresh stream to the agent of a running machine, before the hello.

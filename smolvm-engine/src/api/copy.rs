@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use agent_protocol::client::ClientError;
-use agent_protocol::message::{CopyIn, CopyReport, Owner};
+use agent_protocol::message::{CopyReport, Owner};
 
 use crate::api::{Engine, EngineError};
 use crate::name::MachineName;
@@ -32,21 +32,18 @@ impl Engine {
     ) -> Result<CopyReport, EngineError> {
         let agent = self.connect_agent(name)?;
         let phase = Phase::begin(progress, &format!("copying to {name}"), None);
-        let request = CopyIn {
-            target: target.as_bytes().into(),
-            owner: Some(ROOT),
-        };
         let mut advance = |bytes| {
             phase.advance(bytes);
             ControlFlow::Continue(())
         };
         agent
-            .copy_in(source, request, &mut advance)
+            .copy_in(source, target.as_bytes(), Some(ROOT), &mut advance)
             .map_err(copy_error(name))
     }
 
     /// Copies the file or tree at `source` in a machine to this host: into `target` if that is a
-    /// directory, else as it. Everything made belongs to the caller; devices are left out.
+    /// directory, under the last name of `source`, else as it. Everything made belongs to the caller;
+    /// modes are masked with the umask, devices are left out. What was there keeps owner and mode.
     ///
     /// # Errors
     ///
@@ -61,7 +58,10 @@ impl Engine {
         let agent = self.connect_agent(name)?;
         let phase = Phase::begin(progress, &format!("copying from {name}"), None);
         agent
-            .copy_out(source.as_bytes(), target, &mut |bytes| phase.advance(bytes))
+            .copy_out(source.as_bytes(), target, &mut |bytes| {
+                phase.advance(bytes);
+                ControlFlow::Continue(())
+            })
             .map_err(copy_error(name))
     }
 }

@@ -200,6 +200,14 @@ pub enum EngineError {
         /// What was tried.
         reason: String,
     },
+    /// The machine runs and its agent answers, but a step without which it must not be used failed.
+    #[error("{name} runs and answers, but could not be set up: {reason}")]
+    NotSetUp {
+        /// The machine.
+        name: MachineName,
+        /// Which steps, and why.
+        reason: String,
+    },
     /// The agent refused or failed.
     #[error("the agent of {name} did not {operation}")]
     Agent {
@@ -355,6 +363,9 @@ impl EngineError {
             } => Some(hint.clone()),
             Self::NotStarted { name, .. } | Self::AgentSilent { name, .. } => Some(format!(
                 "see its console with: smolvm machine logs --name {name}"
+            )),
+            Self::NotSetUp { name, .. } => Some(format!(
+                "try again with: smolvm machine start --name {name}"
             )),
             Self::Point(PointError::Resolve(_)) => {
                 Some("list its points with: smolvm machine checkpoint-log CHECKPOINT".to_owned())

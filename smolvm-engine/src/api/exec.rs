@@ -2,10 +2,9 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use agent_protocol::client;
+use agent_protocol::client::{self, TimedStream};
 use agent_protocol::codec::Bytes;
 use agent_protocol::message::{EnvVar, ExecRequest, TtySize};
 
@@ -35,9 +34,9 @@ pub struct ExecOptions {
 }
 
 /// A command that runs in a machine.
-pub type ExecSession = client::ExecSession<UnixStream, UnixStream>;
+pub type ExecSession = client::ExecSession<TimedStream, TimedStream>;
 /// The input side of a command that runs in a machine.
-pub type ExecWriter = client::ExecWriter<UnixStream>;
+pub type ExecWriter = client::ExecWriter<TimedStream>;
 
 impl Engine {
     /// Starts a command in a running machine.
@@ -84,6 +83,8 @@ pub(crate) fn exec_request(spec: MachineSpec, options: ExecOptions) -> ExecReque
     environment.extend(options.environment);
     let bytes = |text: &str| Bytes::from(text);
     ExecRequest {
+        // Other runtimes make an image's directory when no layer has it. One that is asked for must be there.
+        make_directory: options.directory.is_none(),
         argv: options
             .argv
             .iter()
@@ -126,6 +127,7 @@ mod tests {
         };
         let plain = exec_request(spec.clone(), ExecOptions::default());
         assert_eq!(plain.directory, Some(Bytes::from("/srv")));
+        assert!(plain.make_directory);
         assert_eq!(plain.env.len(), 2);
         let own = exec_request(
             spec,
@@ -137,6 +139,7 @@ mod tests {
             },
         );
         assert_eq!(own.directory, Some(Bytes::from("/tmp")));
+        assert!(!own.make_directory);
         assert_eq!(own.timeout_ms, Some(2000));
         let value = |name: &str| own.env.iter().find(|v| v.name == Bytes::from(name));
         assert_eq!(value("A").unwrap().value, Bytes::from("machine"));

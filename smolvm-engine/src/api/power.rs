@@ -10,7 +10,7 @@ use crate::api::EngineError;
 use crate::backend::{self, NotKvm};
 use crate::channel;
 use crate::channel::child::spawn_supervisor;
-use crate::channel::control::{LiveStatus, StartReport};
+use crate::channel::control::{Control, LiveStatus, StartReport, Trouble};
 use crate::file_error::FileError;
 use crate::machine::{MachineDir, RecordedState};
 use crate::name::MachineName;
@@ -65,6 +65,9 @@ pub struct Started {
     pub was_running: bool,
     /// The backend in use.
     pub backend: String,
+    /// What was left undone or does not last, though the machine can be used: its disk is full or
+    /// read-only, say. The next start tries it again, also of a machine that runs.
+    pub pending: Vec<String>,
     /// Why it is not KVM, and what the user can do about that.
     pub not_kvm: Option<NotKvm>,
 }
@@ -74,7 +77,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`EngineError::NoMachine`]; [`EngineError::NotStarted`]; [`EngineError::AgentSilent`] (it runs all the same).
+    /// [`EngineError::NoMachine`]; [`EngineError::NotStarted`]; [`EngineError::AgentSilent`] and
+    /// [`EngineError::NotSetUp`] (it runs all the same, and another start tries again what failed).
     pub fn start(&self, name: &MachineName, options: StartOptions) -> Result<Started, EngineError> {
         let dir = self.dir(name);
         self.read(name)?;
@@ -82,7 +86,7 @@ impl Engine {
         let file = self.read(name)?;
         if self.runs_on(name, &dir)? {
             // Whoever started it may have been killed before it was ready.
-            self.wait_ready(name, &dir)?;
+            let pending = self.wait_ready(name, &dir)?;
             let backend = match self.read(name)?.state {
                 RecordedState::Running { backend } => backend,
                 _ => String::new(),
@@ -91,6 +95,7 @@ impl Engine {
                 was_running: true,
                 not_kvm: None,
                 backend,
+                pending,
             });
         }
         backend::check_named(file.spec.backend)?;
@@ -106,7 +111,7 @@ impl Engine {
         let report = self.launch(name, &dir);
         if !matches!(
             report,
-            Ok(StartReport::Ready { .. } | StartReport::AgentSilent { .. })
+            Ok(StartReport::Ready { .. } | StartReport::NotReady(_))
         ) {
             // It does not run: the next command must not find its last process and think it did.
             self.wait_for_end(name, &dir)?;
@@ -114,15 +119,13 @@ impl Engine {
         let report = report?;
         let name = name.clone();
         match report {
-            StartReport::Ready { backend } => Ok(Started {
+            StartReport::Ready { backend, pending } => Ok(Started {
+                pending,
                 was_running: false,
                 not_kvm: NotKvm::of(file.spec.backend, &backend),
                 backend,
             }),
-            StartReport::AgentSilent { message } => Err(EngineError::AgentSilent {
-                name,
-                reason: message,
-            }),
+            StartReport::NotReady(trouble) => Err(not_ready(name, trouble)),
             StartReport::Failed { message, hint } => Err(EngineError::NotStarted {
                 name,
                 reason: message,
@@ -185,18 +188,25 @@ impl Engine {
         Ok(false)
     }
 
-    /// Waits until a machine that runs already can be worked in.
-    fn wait_ready(&self, name: &MachineName, dir: &MachineDir) -> Result<(), EngineError> {
+    /// Waits until a machine that runs already can be worked in, and has tried again what was left undone
+    /// when it was set up. Returns what still is.
+    fn wait_ready(&self, name: &MachineName, dir: &MachineDir) -> Result<Vec<String>, EngineError> {
+        let mut tried = false;
         while dir.is_running()? {
             match self.live_status(name) {
-                Some(LiveStatus { ready: true, .. }) => return Ok(()),
-                Some(LiveStatus {
-                    silent: Some(reason),
-                    ..
-                }) => {
-                    let name = name.clone();
-                    return Err(EngineError::AgentSilent { name, reason });
+                Some(live) if !tried && (live.trouble.is_some() || !live.pending.is_empty()) => {
+                    // What became of it shows in the status.
+                    tried = self.control(name, &Control::SetUp).is_ok();
                 }
+                Some(LiveStatus {
+                    ready: true,
+                    pending,
+                    ..
+                }) => return Ok(pending),
+                Some(LiveStatus {
+                    trouble: Some(trouble),
+                    ..
+                }) => return Err(not_ready(name.clone(), trouble)),
                 // Its set-up goes on, or it just begins or ends.
                 _ => std::thread::sleep(READY_PAUSE),
             }
@@ -210,5 +220,13 @@ impl Engine {
             },
             hint: None,
         })
+    }
+}
+
+/// Why a machine that runs cannot be used.
+fn not_ready(name: MachineName, trouble: Trouble) -> EngineError {
+    match trouble {
+        Trouble::Silent(reason) => EngineError::AgentSilent { name, reason },
+        Trouble::Incomplete(reason) => EngineError::NotSetUp { name, reason },
     }
 }

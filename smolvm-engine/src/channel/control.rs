@@ -21,6 +21,8 @@ pub(crate) enum Control {
     },
     /// Give this to the serial console.
     ConsoleInput(Vec<u8>),
+    /// Try again what was left undone when the guest was set up; the status says what became of it.
+    SetUp,
     /// Save the machine; answered by any number of [`ControlReply::Progress`] and then by
     /// [`ControlReply::Saved`].
     Checkpoint(CheckpointRequest),
@@ -127,7 +129,9 @@ pub(crate) struct LiveStatus {
     /// The machine has ended: how, is in its file. What is left is to publish a save.
     pub(crate) ended: bool,
     /// Why it is not ready although its set-up is over.
-    pub(crate) silent: Option<String>,
+    pub(crate) trouble: Option<Trouble>,
+    /// What was left undone or does not last, though the machine is ready; the next start tries it again.
+    pub(crate) pending: Vec<String>,
     /// The backend in use.
     pub(crate) backend: String,
     /// Number of vCPUs.
@@ -140,6 +144,15 @@ pub(crate) struct LiveStatus {
     pub(crate) out_of_memory: Option<String>,
 }
 
+/// Why a guest that runs is not ready.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Trouble {
+    /// Its agent does not answer.
+    Silent(String),
+    /// Its agent answers, but a step without which it must not be used failed.
+    Incomplete(String),
+}
+
 /// What a supervisor tells whoever started it; the last thing before it only serves commands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum StartReport {
@@ -147,12 +160,11 @@ pub(crate) enum StartReport {
     Ready {
         /// The backend in use.
         backend: String,
+        /// See [`LiveStatus::pending`].
+        pending: Vec<String>,
     },
-    /// The machine runs, but its agent does not answer.
-    AgentSilent {
-        /// What was tried.
-        message: String,
-    },
+    /// The machine runs, but is not ready.
+    NotReady(Trouble),
     /// The machine does not run.
     Failed {
         /// Why.

@@ -1,8 +1,9 @@
 //! The record of a point, put together from what a capture brought.
 
+use agent_protocol::message::Processes;
 use snapshot_format::{
-    AgentVersion, Arch, BootBlobs, DiskMap, GuestOs, HostContract, MachineModel, MachineSpec,
-    MemoryRegion, PointRecord, StateRecord, UnknownName, WallTime,
+    AgentVersion, Arch, BootBlobs, DiskMap, GuestOs, GuestProcess, HostContract, MachineModel,
+    MachineSpec, MemoryRegion, PointRecord, ProcessList, StateRecord, UnknownName, WallTime,
 };
 use thiserror::Error;
 use vmm_core::machine::X86MachineRecord;
@@ -28,6 +29,22 @@ pub(crate) struct Host<'a> {
     /// CPU profile by name.
     pub(crate) cpu: &'a str,
     pub(crate) vcpus: u8,
+    /// The newest protocol that the guest's agent speaks; 0 when it never answered.
+    pub(crate) agent_protocol: u16,
+    /// What ran in the guest, if its agent has said so.
+    pub(crate) processes: Option<Processes>,
+}
+
+/// The agent's list as a record holds it. Names come from the guest: they may be any bytes.
+fn listed(processes: Processes) -> ProcessList {
+    let list = processes.list.into_iter().map(|process| GuestProcess {
+        pid: process.pid,
+        parent_pid: process.ppid,
+        command: process.comm.escape_ascii().to_string(),
+    });
+    let mut listed = ProcessList::bounded(list);
+    listed.unlisted += u64::from(processes.unlisted);
+    listed
 }
 
 /// Everything that consists of chunks.
@@ -67,11 +84,11 @@ pub(crate) fn assemble(
         disks: parts.disk,
         boot: parts.boot,
         states,
-        agent: AgentVersion(agent_protocol::hello::MAX_VERSION.into()),
+        agent: AgentVersion(host.agent_protocol.into()),
         // Counted when the maps are complete.
         data_bytes: 0,
         in_flight: Vec::new(),
-        processes: None,
+        processes: host.processes.map(listed),
     })
 }
 

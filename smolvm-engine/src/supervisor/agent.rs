@@ -4,11 +4,12 @@ use std::error::Error;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use agent_protocol::AGENT_PORT;
-use agent_protocol::client::{ClientError, Connection};
+use agent_protocol::client::{ClientError, Connection, Deadline, LogReader, TimedStream};
 use thiserror::Error;
 
 use crate::channel::{self, ChannelError};
@@ -33,8 +34,36 @@ pub(super) struct Patience {
     pub(super) at_most: Duration,
 }
 
-/// A connection on which control calls are made.
-pub(super) type AgentConnection = Connection<UnixStream, UnixStream>;
+/// What a call is made on.
+pub(super) type Control = Connection<TimedStream, TimedStream>;
+
+/// A connection on which control calls are made. Each has a time limit for the whole call: an agent that
+/// sends one byte at a time gets no more of it.
+pub(super) struct AgentConnection {
+    connection: Control,
+    deadline: Deadline,
+}
+
+impl AgentConnection {
+    /// Makes one call, which may take `limit` in all.
+    pub(super) fn call<T>(
+        &mut self,
+        call: &'static str,
+        limit: Duration,
+        make: impl FnOnce(&mut Control) -> Result<T, ClientError>,
+    ) -> Result<T, AgentError> {
+        self.deadline.set(limit);
+        make(&mut self.connection).map_err(|source| AgentError::of_call(call, limit, source))
+    }
+
+    /// Reads the output of detached commands, without any limit.
+    pub(super) fn log(self, limit: Duration) -> Result<LogReader<TimedStream>, AgentError> {
+        self.deadline.set(limit);
+        let log = self.connection.log();
+        self.deadline.clear();
+        log.map_err(|source| AgentError::of_call("log", limit, source))
+    }
+}
 
 /// Why the agent could not be reached.
 #[derive(Debug, Error)]
@@ -42,6 +71,9 @@ pub(crate) enum AgentError {
     /// The VMM does not take connections any more.
     #[error("the VMM takes no connections")]
     Dial(#[from] ChannelError),
+    /// The VMM did not take an earlier connection in time.
+    #[error("the VMM hangs")]
+    VmmHangs,
     /// The host has no sockets left.
     #[error("no socket for the connection")]
     Socket(#[from] io::Error),
@@ -71,6 +103,17 @@ pub(crate) enum AgentError {
 }
 
 impl AgentError {
+    /// Whether the agent answered, and only that.
+    pub(super) fn is_answer(&self) -> bool {
+        let Self::Call { source, .. } = self else {
+            return false;
+        };
+        matches!(
+            source,
+            ClientError::Agent { .. } | ClientError::Unexpected { .. }
+        )
+    }
+
     /// The failure of a call whose answer was waited for so long.
     pub(super) fn of_call(call: &'static str, patience: Duration, source: ClientError) -> Self {
         // What a socket says whose read timeout has passed.
@@ -91,41 +134,52 @@ impl AgentError {
 /// Makes connections to the agent through the VMM's vsock device.
 #[derive(Clone)]
 pub(crate) struct AgentDialer {
-    socket: Arc<Mutex<UnixStream>>,
+    /// `None` once a message to the VMM was not sent whole.
+    socket: Arc<Mutex<Option<UnixStream>>>,
+    /// The newest protocol that the agent speaks; 0 before it has answered.
+    spoken: Arc<AtomicU16>,
 }
 
 impl AgentDialer {
     /// A dialer over the socket whose other end the VMM has.
     pub(crate) fn new(socket: UnixStream) -> Self {
         Self {
-            socket: Arc::new(Mutex::new(socket)),
+            socket: Arc::new(Mutex::new(Some(socket))),
+            spoken: Arc::default(),
         }
     }
 
     /// A stream to the agent's port. It is closed by the other side when nobody listens there.
     pub(crate) fn dial(&self) -> Result<UnixStream, AgentError> {
         let (ours, theirs) = UnixStream::pair()?;
-        let socket = self
-            .socket
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        channel::send_within(&socket, &AGENT_PORT, &[theirs.as_fd()], DIAL_PATIENCE)?;
+        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = socket.as_ref().ok_or(AgentError::VmmHangs)?;
+        let sent = channel::send_within(open, &AGENT_PORT, &[theirs.as_fd()], DIAL_PATIENCE);
+        if let Err(error) = sent {
+            // Part of the message may be sent: what follows would not be understood.
+            *socket = None;
+            return Err(error.into());
+        }
         Ok(ours)
     }
 
+    /// The newest protocol that the agent speaks, as it said itself; 0 when it never answered.
+    pub(super) fn spoken(&self) -> u16 {
+        self.spoken.load(Ordering::Relaxed)
+    }
+
     /// A connection after the hello, tried for `patience` or until `ended` says that there is no
-    /// machine any more. Each answer to a call on it may take `call_timeout`.
+    /// machine any more.
     pub(super) fn connect(
         &self,
         patience: Duration,
-        call_timeout: Duration,
         ended: impl Fn() -> bool,
     ) -> Result<AgentConnection, AgentError> {
         let patience = Patience {
             silence: patience,
             at_most: patience,
         };
-        self.connect_to_living(patience, call_timeout, ended, || 0)
+        self.connect_to_living(patience, ended, || 0)
     }
 
     /// As [`AgentDialer::connect`]; the time of silence begins anew whenever `sign_of_life` gives
@@ -133,7 +187,6 @@ impl AgentDialer {
     pub(super) fn connect_to_living(
         &self,
         patience: Patience,
-        call_timeout: Duration,
         ended: impl Fn() -> bool,
         sign_of_life: impl Fn() -> u64,
     ) -> Result<AgentConnection, AgentError> {
@@ -149,12 +202,15 @@ impl AgentDialer {
             let deadline = (silent_since + patience.silence).min(begin + patience.at_most);
             // The last attempt may come late, but it gets some time.
             let left = deadline.saturating_duration_since(attempt).max(RETRY_PAUSE);
-            let stream = self.dial()?;
-            stream.set_read_timeout(Some(hello_timeout.min(left)))?;
-            let failed = match Connection::open(stream.try_clone()?, stream.try_clone()?) {
+            let (reader, writer, limit) = TimedStream::pair(self.dial()?)?;
+            limit.set(hello_timeout.min(left));
+            let failed = match Connection::open(reader, writer) {
                 Ok(connection) => {
-                    stream.set_read_timeout(Some(call_timeout))?;
-                    return Ok(connection);
+                    self.spoken.store(connection.agent().max, Ordering::Relaxed);
+                    return Ok(AgentConnection {
+                        connection,
+                        deadline: limit,
+                    });
                 }
                 Err(error) => error,
             };
@@ -204,14 +260,16 @@ mod tests {
             at_most: Duration::from_secs(3600),
         };
         let dialer = without_agent();
-        let result = dialer.connect_to_living(patience, RETRY_PAUSE, || false, living);
+        let result = dialer
+            .connect_to_living(patience, || false, living)
+            .map(drop);
         assert!(matches!(result, Err(AgentError::Silent(_))));
         assert!(looks.get() > 20, "given up after {} looks", looks.get());
     }
 
     #[test]
     fn a_guest_without_signs_of_life_is_given_up() {
-        let result = without_agent().connect(Duration::ZERO, RETRY_PAUSE, || false);
+        let result = without_agent().connect(Duration::ZERO, || false).map(drop);
         assert!(matches!(result, Err(AgentError::Silent(_))));
     }
 
@@ -223,27 +281,74 @@ mod tests {
             attempts.get() > 3
         };
         let patience = Duration::from_secs(3600);
-        let result = without_agent().connect(patience, patience, ended);
+        let result = without_agent().connect(patience, ended).map(drop);
         assert!(matches!(result, Err(AgentError::Ended)));
     }
 
+    /// A dialer whose guest has an agent that does `then` with each connection after the hello.
+    fn with_agent(then: impl Fn(UnixStream) + Send + Clone + 'static) -> AgentDialer {
+        let (ours, vmm) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            while let Ok(mut received) = channel::receive::<u32>(&vmm) {
+                let stream = UnixStream::from(received.descriptors.remove(0));
+                let then = then.clone();
+                std::thread::spawn(move || {
+                    if welcome(&mut &stream, &mut &stream).is_ok() {
+                        then(stream);
+                    }
+                });
+            }
+        });
+        AgentDialer::new(ours)
+    }
+
+    /// Its answer comes one byte at a time, each well within the limit: the call ends all the same.
     #[test]
-    fn a_call_that_takes_too_long_is_told_as_such() {
-        let (ours, _theirs) = UnixStream::pair().unwrap();
-        ours.set_read_timeout(Some(Duration::from_millis(10)))
-            .unwrap();
-        let (reader, writer) = (ours.try_clone().unwrap(), ours);
-        let error = Connection::open(reader, writer).unwrap_err();
-        let late = AgentError::of_call("new identity", Duration::from_secs(2), error);
+    fn an_agent_that_trickles_holds_no_call_up() {
+        let dialer = with_agent(|mut stream| {
+            let _ = io::Write::write_all(&mut stream, &[0, 0, 8, 0]);
+            while io::Write::write_all(&mut stream, b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let patience = Duration::from_secs(60);
+        let mut agent = dialer.connect(patience, || false).ok().unwrap();
+        let limit = Duration::from_millis(500);
+        let error = agent.call("power-off", limit, |agent| agent.power_off(limit));
         assert_eq!(
-            late.to_string(),
-            "the agent did not finish the new identity within 2 s"
+            error.unwrap_err().to_string(),
+            "the agent did not finish the power-off within 0.5 s"
         );
-        let broken = ClientError::Unexpected {
-            reply: "x".to_owned(),
+        assert_eq!(dialer.spoken(), agent_protocol::hello::MAX_VERSION);
+    }
+
+    #[test]
+    fn what_the_agent_answers_is_told_apart_from_a_broken_connection() {
+        let call = |source| AgentError::of_call("reseed", Duration::from_secs(2), source);
+        let answer = ClientError::Agent {
+            kind: agent_protocol::message::ErrorKind::Failed,
+            message: "x".to_owned(),
         };
-        let error = AgentError::of_call("reseed", Duration::from_secs(2), broken);
-        assert!(matches!(error, AgentError::Call { call: "reseed", .. }));
+        assert!(call(answer).is_answer());
+        let closed = ClientError::Frame(agent_protocol::frame::FrameError::Closed);
+        assert!(!call(closed).is_answer());
+    }
+
+    /// A VMM that takes nothing any more (it is stopped, or hangs) holds up one dial, and those after it
+    /// not at all.
+    #[test]
+    fn a_vmm_that_hangs_holds_nobody_up() {
+        let (ours, _vmm) = UnixStream::pair().unwrap();
+        let dialer = AgentDialer::new(ours);
+        let mut kept = Vec::new();
+        let hangs = loop {
+            match dialer.dial() {
+                Ok(stream) => kept.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(hangs, AgentError::Dial(_)), "{hangs:?}");
+        assert!(matches!(dialer.dial(), Err(AgentError::VmmHangs)));
     }
 
     /// A host may be so busy that no agent answers within the first attempt's time.
@@ -263,7 +368,8 @@ mod tests {
         });
         let patience = Duration::from_secs(60);
         AgentDialer::new(ours)
-            .connect(patience, patience, || false)
+            .connect(patience, || false)
+            .map(drop)
             .unwrap();
     }
 }

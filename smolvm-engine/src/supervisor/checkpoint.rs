@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use agent_protocol::message::Processes;
 use cas_store::{Capture, CaptureOptions, MAX_PACKS_PER_POINT, PackSet, Store};
 use snapshot_format::{Point, StateRecord};
 
@@ -68,10 +69,11 @@ pub(super) fn checkpoint(
     };
     let capture = store.begin_capture(options)?;
     Phase::CaptureBegun.reached();
-    shared.sync_guest(SYNC_PATIENCE);
+    let synced = shared.sync_guest(SYNC_PATIENCE);
 
     let mut run = Run {
         shared,
+        processes: synced.map(|report| report.processes),
         socket: None,
         switched: Switched::Unknown,
         added_layer: None,
@@ -97,6 +99,8 @@ pub(super) fn checkpoint(
 /// One capture.
 struct Run<'a> {
     shared: &'a Shared,
+    /// What ran in the guest, as its agent listed it.
+    processes: Option<Processes>,
     /// The capture's socket, once the VMM has its other end.
     socket: Option<UnixStream>,
     /// Whether the VMM has switched the disk to its new top.
@@ -153,6 +157,8 @@ impl Run<'_> {
                 backend: &self.shared.backend,
                 cpu: &self.shared.cpu,
                 vcpus: self.shared.vcpus,
+                agent_protocol: self.shared.dialer.spoken(),
+                processes: self.processes.take(),
             },
             &request.message,
             instant.taken,

@@ -52,8 +52,8 @@ pub(crate) fn new_identity(name: &MachineName, restored: bool) -> Result<Identit
         .collect();
     Ok(Identity {
         hostname: Some(name.hostname()),
-        machine_id: Some(random()?),
-        boot_id: restored.then(random_uuid).transpose()?,
+        machine_id: Some(random()?.into()),
+        boot_id: restored.then(random_uuid).transpose()?.map(Into::into),
         random_seed: Some(Bytes(random::<512>()?.to_vec())),
         ssh_host_keys: keys?,
         forget_dhcp: true,

@@ -6,6 +6,7 @@
 mod agent;
 mod checkpoint;
 mod end_record;
+mod guest_log;
 mod identity;
 mod layers;
 mod run;

@@ -241,8 +241,8 @@ fn supervise(shared: &Arc<Shared>, mut vmm: VmmHandle, starter: UnixStream) {
         if let Some((starter, _answering)) = starter.take() {
             Phase::RestoreDone.reached();
             report(&starter, outcome);
-        } else if let StartReport::AgentSilent { message } = outcome {
-            tracing::error!(%message, "the agent does not answer after a reset");
+        } else if let StartReport::NotReady(trouble) = outcome {
+            tracing::error!(?trouble, "the guest is not ready");
         }
     };
     let setup = std::thread::Builder::new()
@@ -302,7 +302,8 @@ fn note_reset(shared: &Arc<Shared>) {
     let mut hopeless = false;
     shared.change(|live| {
         live.ready = false;
-        live.silent = None;
+        live.trouble = None;
+        live.pending.clear();
         live.resets += 1;
         live.resets_unready += 1;
         hopeless = live.resets_unready == MAX_RESETS;

@@ -103,6 +103,10 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
                 }
             }
         }
+        Control::SetUp => {
+            shared.set_up_again();
+            reply(connection, &ControlReply::Done, &[]);
+        }
         Control::Undo(request) => {
             let _saving = shared.begin_save();
             match undo(shared, &request, &report_to(connection)) {
@@ -153,7 +157,8 @@ fn status(shared: &Arc<Shared>, ping: bool) -> LiveStatus {
         ready: shared.is_ready(),
         answers,
         ended: shared.has_ended(),
-        silent: shared.silent(),
+        trouble: shared.trouble(),
+        pending: shared.pending(),
         backend: shared.backend.clone(),
         vcpus: shared.vcpus,
         vmm_pid: shared.vmm_pid,

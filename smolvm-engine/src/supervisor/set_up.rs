@@ -1,13 +1,17 @@
 //! What a guest gets between its start and the moment at which anybody works in it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use agent_protocol::client::ClientError;
+use agent_protocol::message::{StepOutcome, StepReport};
 use thiserror::Error;
 
-use super::agent::{AgentError, Patience};
+use super::agent::{AgentConnection, AgentError, Control, Patience};
+use super::guest_log;
 use super::identity::{self, IdentityError, SEED_BYTES};
-use super::shared::Shared;
-use crate::channel::control::StartReport;
+use super::shared::{Live, Shared};
+use crate::channel::control::{StartReport, Trouble};
 use crate::error_chain::chain;
 use crate::machine::{MachineDirError, RecordedState, open_log};
 use crate::phase::Phase;
@@ -26,15 +30,17 @@ const LOOK: Duration = Duration::from_secs(60);
 /// How long the end of a VMM may take to be noted after its guest's connections broke.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Sets the guest up after each of its boots, until the machine ends; `told` hears how that went. A reset ends the
-/// attempt at hand.
-pub(super) fn each_boot(shared: &Shared, mut told: impl FnMut(&StartReport)) {
+/// Sets the guest up after each of its boots, and when asked to try again, until the machine ends; `told` hears how
+/// that went. A reset ends the attempt at hand.
+pub(super) fn each_boot(shared: &Arc<Shared>, mut told: impl FnMut(&StartReport)) {
     loop {
-        let resets = shared.resets();
+        let (resets, wanted) = (shared.resets(), shared.retries_wanted());
         if let Some(outcome) = set_up_guest(shared, resets) {
             told(&outcome);
         }
-        let next = || shared.wait(LOOK, |live| live.end.is_some() || live.resets != resets);
+        shared.change(|live| live.retries_done = wanted);
+        let changed = |live: &Live| live.resets != resets || live.retries_wanted != wanted;
+        let next = || shared.wait(LOOK, |live| live.end.is_some() || changed(live));
         while !next() {
             keep_log_short(shared);
         }
@@ -55,12 +61,13 @@ fn keep_log_short(shared: &Shared) {
 
 /// Waits for the agent and gives the guest what it needs before anybody works in it. `None`: it was reset
 /// meanwhile, once more than `resets` times.
-fn set_up_guest(shared: &Shared, resets: u64) -> Option<StartReport> {
+fn set_up_guest(shared: &Arc<Shared>, resets: u64) -> Option<StartReport> {
     let error = match set_up(shared, resets) {
-        Ok(()) => {
-            shared.set_up_done(resets, None);
+        Ok(pending) => {
+            shared.set_up_done(resets, Ok(pending.clone()));
             return Some(StartReport::Ready {
                 backend: shared.backend.clone(),
+                pending,
             });
         }
         Err(error) => error,
@@ -83,9 +90,12 @@ fn set_up_guest(shared: &Shared, resets: u64) -> Option<StartReport> {
     if shared.resets() != resets {
         return None;
     }
-    let message = chain(&error);
-    shared.set_up_done(resets, Some(message.clone()));
-    Some(StartReport::AgentSilent { message })
+    let trouble = match &error {
+        SetUpError::Incomplete(_) => Trouble::Incomplete(chain(&error)),
+        _ => Trouble::Silent(chain(&error)),
+    };
+    shared.set_up_done(resets, Err(trouble.clone()));
+    Some(StartReport::NotReady(trouble))
 }
 
 /// Why a guest could not be set up.
@@ -97,8 +107,9 @@ enum SetUpError {
     Identity(#[from] IdentityError),
     #[error(transparent)]
     Dir(#[from] MachineDirError),
-    #[error("the connection to the agent cannot be bounded in time")]
-    Timeout(#[from] std::io::Error),
+    /// The agent answers, but not everything could be done that must be.
+    #[error("{}", .0.join("; "))]
+    Incomplete(Vec<String>),
 }
 
 impl SetUpError {
@@ -111,35 +122,126 @@ impl SetUpError {
     }
 }
 
-fn set_up(shared: &Shared, resets: u64) -> Result<(), SetUpError> {
+/// Tries every step, whatever became of the others. Returns what is left for the next start.
+fn set_up(shared: &Arc<Shared>, resets: u64) -> Result<Vec<String>, SetUpError> {
+    let mut guest = Guest::reach(shared, resets)?;
+    Phase::AgentAnswers.reached();
+    guest.must("clock", |agent| agent.set_clock_to_now())?;
+    let (seed, id) = (identity::random::<SEED_BYTES>()?, identity::random()?);
+    guest.must_all("reseed", |agent| agent.reseed(&seed, id))?;
+    guest.may("resize of the root file system", |agent| {
+        agent.resize_root()
+    })?;
+    let machine = shared.dir.read()?;
+    if let Some(machine) = machine.filter(|file| !file.has_identity && !file.keep_identity) {
+        let identity = identity::new_identity(&machine.name, shared.restored)?;
+        if guest.must_all("new identity", |agent| agent.set_identity(&identity))? {
+            Phase::IdentityGiven.reached();
+            let change = shared.dir.change(|machine| machine.has_identity = true);
+            change.visible()?;
+        }
+    }
+    guest_log::follow(shared, resets);
+    if guest.failed.is_empty() {
+        Ok(guest.pending)
+    } else {
+        Err(SetUpError::Incomplete(guest.failed))
+    }
+}
+
+/// A guest that is set up: how to reach it, and what became of the steps.
+struct Guest<'a> {
+    shared: &'a Shared,
+    resets: u64,
+    agent: AgentConnection,
+    /// Steps without which it must not be used.
+    failed: Vec<String>,
+    /// Others.
+    pending: Vec<String>,
+}
+
+impl<'a> Guest<'a> {
+    fn reach(shared: &'a Shared, resets: u64) -> Result<Self, AgentError> {
+        Ok(Self {
+            shared,
+            resets,
+            agent: connect(shared, resets)?,
+            failed: Vec::new(),
+            pending: Vec::new(),
+        })
+    }
+
+    /// Makes one call. What the agent answers is inside; an agent that is lost is looked for once more,
+    /// since the next step needs it.
+    fn call<T>(
+        &mut self,
+        call: &'static str,
+        make: impl FnOnce(&mut Control) -> Result<T, ClientError>,
+    ) -> Result<Result<T, AgentError>, AgentError> {
+        let made = self.agent.call(call, CALL_TIMEOUT, make);
+        if let Err(error) = &made
+            && !error.is_answer()
+        {
+            self.agent = connect(self.shared, self.resets)?;
+        }
+        Ok(made)
+    }
+
+    /// A call that must succeed before the machine is ready.
+    fn must<T>(
+        &mut self,
+        call: &'static str,
+        make: impl FnOnce(&mut Control) -> Result<T, ClientError>,
+    ) -> Result<(), AgentError> {
+        if let Err(error) = self.call(call, make)? {
+            self.failed.push(chain(&error));
+        }
+        Ok(())
+    }
+
+    /// A call without which the machine can be used.
+    fn may<T>(
+        &mut self,
+        call: &'static str,
+        make: impl FnOnce(&mut Control) -> Result<T, ClientError>,
+    ) -> Result<(), AgentError> {
+        if let Err(error) = self.call(call, make)? {
+            self.pending.push(chain(&error));
+        }
+        Ok(())
+    }
+
+    /// A call with several steps; whether all of them were done for good.
+    fn must_all(
+        &mut self,
+        call: &'static str,
+        make: impl FnOnce(&mut Control) -> Result<Vec<StepReport>, ClientError>,
+    ) -> Result<bool, AgentError> {
+        let steps = match self.call(call, make)? {
+            Ok(steps) => steps,
+            Err(error) => {
+                self.failed.push(chain(&error));
+                return Ok(false);
+            }
+        };
+        for step in &steps {
+            let text = format!("{}: {}", step.step, step.reason);
+            match step.outcome {
+                StepOutcome::Done => {}
+                StepOutcome::UntilBoot => self.pending.push(text),
+                StepOutcome::Failed => self.failed.push(text),
+            }
+        }
+        Ok(steps.iter().all(|step| step.outcome == StepOutcome::Done))
+    }
+}
+
+fn connect(shared: &Shared, resets: u64) -> Result<AgentConnection, AgentError> {
     let console = shared.dir.console_log();
     let console_bytes = || std::fs::metadata(&console).map_or(0, |log| log.len());
-    let mut agent = shared.dialer.connect_to_living(
-        AGENT_PATIENCE,
-        CALL_TIMEOUT,
-        || shared.has_ended() || shared.resets() != resets,
-        console_bytes,
-    )?;
-    Phase::AgentAnswers.reached();
-    let call = |call| move |source| AgentError::of_call(call, CALL_TIMEOUT, source);
-    agent.set_clock_to_now().map_err(call("clock"))?;
-    agent
-        .reseed(&identity::random::<SEED_BYTES>()?, identity::random()?)
-        .map_err(call("reseed"))?;
-    agent
-        .resize_root()
-        .map_err(call("resize of the root file system"))?;
-    let Some(machine) = shared.dir.read()? else {
-        return Ok(());
-    };
-    if !machine.has_identity && !machine.keep_identity {
-        let identity = identity::new_identity(&machine.name, shared.restored)?;
-        agent
-            .set_identity(&identity)
-            .map_err(call("new identity"))?;
-        Phase::IdentityGiven.reached();
-        let change = shared.dir.change(|machine| machine.has_identity = true);
-        change.visible()?;
-    }
-    Ok(())
+    // A set-up of the guest before a reset is of no use any more.
+    let ended = || shared.has_ended() || shared.resets() != resets;
+    shared
+        .dialer
+        .connect_to_living(AGENT_PATIENCE, ended, console_bytes)
 }

@@ -6,10 +6,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use agent_protocol::message::SyncReport;
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::agent::{AgentDialer, AgentError};
+use super::agent::AgentDialer;
 use super::checkpoint::CaptureState;
+use crate::channel::control::Trouble;
 use crate::channel::messages::{EndReason, ToVmm};
 use crate::channel::{self, ChannelError};
 use crate::error_chain::chain;
@@ -52,7 +54,15 @@ pub(super) struct Shared {
 pub(super) struct Live {
     pub(super) ready: bool,
     /// Why the guest could not be set up.
-    pub(super) silent: Option<String>,
+    pub(super) trouble: Option<Trouble>,
+    /// What is left for the next start.
+    pub(super) pending: Vec<String>,
+    /// How often it was asked for that what is left be tried again.
+    pub(super) retries_wanted: u64,
+    /// How many of these have been done.
+    pub(super) retries_done: u64,
+    /// Threads that have read the guest's log; the last one does.
+    pub(super) log_readers: u64,
     pub(super) end: Option<EndReason>,
     /// The run is recorded, files are closed.
     pub(super) finished: bool,
@@ -114,23 +124,26 @@ impl Shared {
         channel::send_within(&socket, message, descriptors, VMM_SEND_PATIENCE)
     }
 
-    /// Lets the guest write its page cache out, as far as it comes within `patience`. Best effort: the
-    /// page cache is part of the memory that is saved.
-    pub(super) fn sync_guest(&self, patience: Duration) {
+    /// Lets the guest write its page cache out, as far as it comes within `patience`, and list its
+    /// processes. Best effort: the page cache is part of the memory that is saved.
+    pub(super) fn sync_guest(&self, patience: Duration) -> Option<SyncReport> {
         if !self.is_ready() {
-            return;
+            return None;
         }
+        let deadline = Instant::now() + patience;
         let synced = self
             .dialer
-            .connect(patience, patience, || self.has_ended())
+            .connect(patience, || self.has_ended())
             .and_then(|mut agent| {
-                agent
-                    .sync(patience)
-                    .map_err(|source| AgentError::of_call("sync", patience, source))
+                let left = deadline.saturating_duration_since(Instant::now());
+                // The guest needs some of it to answer.
+                agent.call("sync", left, |agent| agent.sync(left * 3 / 4))
             });
-        if let Err(error) = synced {
-            tracing::debug!(error = %chain(&error), "the guest did not sync in time");
-        }
+        synced
+            .inspect_err(|error| {
+                tracing::debug!(error = %chain(error), "the guest did not sync in time");
+            })
+            .ok()
     }
 
     /// Notes that the machine is being saved: the process does not end before, whatever becomes of the machine.
@@ -163,23 +176,48 @@ impl Shared {
         self.live().ready
     }
 
-    /// Notes how setting up the guest ended after so many resets; `why` it could not be done.
-    pub(super) fn set_up_done(&self, resets: u64, why: Option<String>) {
+    /// Notes how setting up the guest ended after so many resets: what is left for the next start, or why
+    /// the guest must not be used.
+    pub(super) fn set_up_done(&self, resets: u64, outcome: Result<Vec<String>, Trouble>) {
         self.change(|live| {
             // It has been reset meanwhile.
             if live.resets != resets {
                 return;
             }
-            if why.is_none() {
+            if outcome.is_ok() {
                 live.resets_unready = 0;
             }
-            live.ready = why.is_none();
-            live.silent = why;
+            live.ready = outcome.is_ok();
+            live.trouble = outcome.as_ref().err().cloned();
+            live.pending = outcome.unwrap_or_default();
         });
     }
 
-    pub(super) fn silent(&self) -> Option<String> {
-        self.live().silent.clone()
+    /// Has what was left undone in the guest tried again, and waits for that.
+    pub(super) fn set_up_again(&self) {
+        let mut number = 0;
+        self.change(|live| {
+            live.retries_wanted += 1;
+            number = live.retries_wanted;
+        });
+        let over = |live: &Live| live.retries_done >= number || live.end.is_some();
+        while !self.wait(Duration::from_secs(3600), over) {}
+    }
+
+    pub(super) fn log_readers(&self) -> u64 {
+        self.live().log_readers
+    }
+
+    pub(super) fn retries_wanted(&self) -> u64 {
+        self.live().retries_wanted
+    }
+
+    pub(super) fn trouble(&self) -> Option<Trouble> {
+        self.live().trouble.clone()
+    }
+
+    pub(super) fn pending(&self) -> Vec<String> {
+        self.live().pending.clone()
     }
 
     pub(super) fn has_ended(&self) -> bool {

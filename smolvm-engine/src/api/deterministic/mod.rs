@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use agent_protocol::client::{ClientError, Connection, ExecEvent};
 use agent_protocol::codec::Bytes;
-use agent_protocol::message::{Identity, Outcome};
+use agent_protocol::message::{ErrorKind, Identity, Outcome, StepOutcome, StepReport};
 use cas_store::ReadError;
 use thiserror::Error;
 use vmm_core::entropy::SeededEntropy;
@@ -353,20 +353,35 @@ impl DeterministicMachine {
             entropy.fill(bytes);
         }
         let mut agent = self.connect()?;
-        agent.reseed(&seed, restore_id).map_err(call("reseed"))?;
+        let steps = agent.reseed(&seed, restore_id).and_then(all_done);
+        steps.map_err(call("reseed"))?;
         agent
             .resize_root()
             .map_err(call("resize of the root file system"))?;
         let identity = Identity {
             hostname: Some(name.hostname()),
-            machine_id: Some(machine_id),
+            machine_id: Some(machine_id.into()),
             boot_id: None,
             random_seed: Some(Bytes(seed.to_vec())),
             ssh_host_keys: Vec::new(),
             forget_dhcp: true,
         };
-        agent.set_identity(&identity).map_err(call("new identity"))
+        let steps = agent.set_identity(&identity).and_then(all_done);
+        steps.map_err(call("new identity"))
     }
+}
+
+/// A machine that repeats itself must have got all of what it was given.
+fn all_done(steps: Vec<StepReport>) -> Result<(), ClientError> {
+    let failed = steps
+        .into_iter()
+        .find(|step| step.outcome != StepOutcome::Done);
+    failed.map_or(Ok(()), |step| {
+        Err(ClientError::Agent {
+            kind: ErrorKind::Failed,
+            message: format!("{}: {}", step.step, step.reason),
+        })
+    })
 }
 
 /// Bytes of memory that are hashed at a time.
