@@ -31,12 +31,14 @@ fn report(printer: &Printer, name: &MachineName, undone: Undone) -> Result<(), F
     if let Some(reason) = &undone.lost {
         printer.warning(&format!("the state that was left is lost: {reason}"));
     }
-    match undone.silent {
-        None => Ok(()),
-        Some(reason) => Err(Failure::Engine(EngineError::AgentSilent {
-            name: name.clone(),
-            reason,
-        })),
+    for step in &undone.pending {
+        printer.warning(&format!("not for good: {step}; the next start tries again"));
+    }
+    let name = name.clone();
+    match (undone.silent, undone.not_set_up) {
+        (None, None) => Ok(()),
+        (Some(reason), _) => Err(Failure::Engine(EngineError::AgentSilent { name, reason })),
+        (None, Some(reason)) => Err(Failure::Engine(EngineError::NotSetUp { name, reason })),
     }
 }
 
@@ -73,6 +75,7 @@ fn describe(name: &MachineName, undone: &Undone) -> Object {
         "in_place": undone.in_place,
         "backend": undone.backend,
         "answers": undone.silent.is_none(),
+        "pending": undone.pending,
         "took_ms": undone.took.as_secs_f64() * 1e3,
     }))
 }

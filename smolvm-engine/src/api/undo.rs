@@ -8,7 +8,8 @@ use super::undo_target::UndoTarget;
 use crate::api::error::EngineError;
 use crate::api::{Engine, MachineState};
 use crate::channel::control::{
-    CheckpointDone, CheckpointRequest, Control, ControlReply, StartReport, UndoAnswer, UndoRequest,
+    CheckpointDone, CheckpointRequest, Control, ControlReply, StartReport, Trouble, UndoAnswer,
+    UndoRequest,
 };
 use crate::machine::{Change, MachineDir, MachineFile};
 use crate::name::MachineName;
@@ -54,6 +55,10 @@ pub struct Undone {
     pub backend: String,
     /// Why the guest's agent cannot be worked with; the machine runs all the same.
     pub silent: Option<String>,
+    /// Why the machine must not be used yet although its agent answers.
+    pub not_set_up: Option<String>,
+    /// As [`Started::pending`](crate::Started::pending).
+    pub pending: Vec<String>,
     /// How long everything took.
     pub took: Duration,
 }
@@ -108,7 +113,7 @@ impl Engine {
         // Nothing runs from here on.
         self.put_back(&dir, name, &held, &target)?;
         drop(held);
-        let undone = |backend: String, silent: Option<String>| Undone {
+        let undone = |backend: String| Undone {
             id: point.id().to_string(),
             short_id: point.id().short(),
             taken_unix: point.record().taken.seconds,
@@ -117,14 +122,28 @@ impl Engine {
             lost: left.lost,
             in_place: false,
             backend,
-            silent,
+            silent: None,
+            not_set_up: None,
+            pending: Vec::new(),
             took: begin.elapsed(),
         };
         match self.launch(name, &dir)? {
-            StartReport::Ready { backend } => Ok(undone(backend, None)),
-            StartReport::AgentSilent { message } => {
-                let backend = self.machine(name)?.backend.unwrap_or_default();
-                Ok(undone(backend, Some(message)))
+            StartReport::Ready { backend, pending } => Ok(Undone {
+                pending,
+                ..undone(backend)
+            }),
+            StartReport::NotReady(trouble) => {
+                let undone = undone(self.machine(name)?.backend.unwrap_or_default());
+                Ok(match trouble {
+                    Trouble::Silent(why) => Undone {
+                        silent: Some(why),
+                        ..undone
+                    },
+                    Trouble::Incomplete(why) => Undone {
+                        not_set_up: Some(why),
+                        ..undone
+                    },
+                })
             }
             StartReport::Failed { message, hint } => {
                 // It does not run: the next command must not find its last process and think it did.
