@@ -58,9 +58,9 @@ fn run(agent: &Arc<Agent>, session: u64, child: Spawned, peer: Peer, request: &E
     let outcome = Relay::new(agent, session, child, peer, request).run();
     agent.end(session, outcome);
     if request.detach {
-        let line = format!("ended with code {}", outcome.exit_code());
-        let who = format!("exec {session}");
-        agent.output_log.add(&who, line.as_bytes());
+        let code = outcome.exit_code();
+        let line = format!("exec {session}: ended with code {code}\n");
+        agent.output_log.add(line.as_bytes());
     }
 }
 

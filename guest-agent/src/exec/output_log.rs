@@ -56,13 +56,10 @@ impl OutputLog {
         state.reader.is_none() || state.lines.len() < BUFFER_BYTES
     }
 
-    /// Adds one line of the command `who`, without its end.
-    pub(crate) fn add(&self, who: &str, line: &[u8]) {
+    /// Adds whole lines, each with its end.
+    pub(crate) fn add(&self, lines: &[u8]) {
         let mut state = self.shared.lock();
-        state.lines.extend(who.as_bytes());
-        state.lines.extend(b": ");
-        state.lines.extend(line);
-        state.lines.push_back(b'\n');
+        state.lines.extend(lines);
         if state.reader.is_none() {
             state.forget_oldest();
         }
@@ -101,7 +98,9 @@ impl State {
         if self.lines.is_empty() {
             return None;
         }
-        let mut piece: Vec<u8> = self.lines.iter().take(MAX_DATA_BYTES).copied().collect();
+        let (front, back) = self.lines.as_slices();
+        let mut piece = front[..front.len().min(MAX_DATA_BYTES)].to_vec();
+        piece.extend_from_slice(&back[..back.len().min(MAX_DATA_BYTES - piece.len())]);
         // Lines are far shorter than a piece.
         let end = piece.iter().rposition(|&byte| byte == b'\n');
         piece.truncate(end.map_or(piece.len(), |at| at + 1));

@@ -55,14 +55,9 @@ fn read(shared: &Shared, goes_on: &impl Fn() -> bool) -> Result<(), AgentError> 
 }
 
 fn copy<R: io::Read>(mut reader: LogReader<R>, shared: &Shared) -> io::Result<()> {
-    let path = shared.dir.console_log();
+    let mut log = BoundedLog::new(open_log(&shared.dir.console_log())?);
     loop {
-        let output = reader.next_output().map_err(io::Error::other)?;
-        let mut log = std::fs::OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(&path)?;
-        match output {
+        match reader.next_output().map_err(io::Error::other)? {
             LogOutput::Lines(lines) => log.write_all(&lines)?,
             LogOutput::Lost { bytes } => {
                 writeln!(

@@ -178,7 +178,7 @@ fn answers(shared: &Arc<Shared>) -> bool {
         .name("ping".to_owned())
         .spawn(move || {
             let ended = || for_ping.has_ended();
-            let connected = for_ping.dialer.connect(PING_PATIENCE, PING_PATIENCE, ended);
+            let connected = for_ping.dialer.connect(PING_PATIENCE, ended);
             // Nobody waits for an answer that comes late.
             let _ = answer.send(connected.is_ok());
             drop(ping);
@@ -226,10 +226,7 @@ pub(super) fn stop(shared: &Arc<Shared>, timeout: Duration) -> bool {
 
 fn ask_for_power_off(shared: &Shared, timeout: Duration) -> Result<(), AgentError> {
     let patience = timeout.min(POWER_OFF_TIMEOUT);
-    let mut agent = shared
-        .dialer
-        .connect(patience, patience, || shared.has_ended())?;
-    agent
-        .power_off(PROCESS_GRACE.min(timeout / 2))
-        .map_err(|source| AgentError::of_call("power-off", patience, source))
+    let grace = PROCESS_GRACE.min(timeout / 2);
+    let mut agent = shared.dialer.connect(patience, || shared.has_ended())?;
+    agent.call("power-off", patience, |agent| agent.power_off(grace))
 }

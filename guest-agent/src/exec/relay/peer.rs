@@ -205,8 +205,9 @@ impl Connection {
     /// closing first could throw away what it has not read.
     pub(super) fn finish(&mut self, agent: &Agent, outcome: Outcome, linger: Duration) {
         if let State::Log(lines) = &mut self.state {
-            for line in lines.iter().filter(|line| !line.is_empty()) {
-                agent.output_log.add(&self.name, line);
+            for line in lines.iter_mut().filter(|line| !line.is_empty()) {
+                line.push(b'\n');
+                log_lines(agent, &self.name, line, b"");
             }
         }
         self.send(&ExecOutput::Exit(outcome));
@@ -234,16 +235,27 @@ fn set_nonblocking(fd: &OwnedFd) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(fd, rustix::fs::fcntl_getfl(fd)? | OFlags::NONBLOCK)
 }
 
-/// Writes whole lines to the log and keeps the rest in `line`.
+/// Writes whole lines to the log, all at once, and keeps the rest in `line`.
 fn log_lines(agent: &Agent, name: &str, line: &mut Vec<u8>, data: &[u8]) {
-    for piece in data.split_inclusive(|&byte| byte == b'\n') {
-        for part in piece.chunks(LOG_LINE_BYTES) {
-            line.extend_from_slice(part);
-            if line.ends_with(b"\n") || line.len() >= LOG_LINE_BYTES {
-                let text = line.strip_suffix(b"\n").unwrap_or(line);
-                agent.output_log.add(name, text);
-                line.clear();
-            }
-        }
+    line.extend_from_slice(data);
+    let mut text = Vec::with_capacity(line.len() * 2);
+    let mut done = 0;
+    loop {
+        let rest = &line[done..];
+        let part = &rest[..rest.len().min(LOG_LINE_BYTES)];
+        let (shown, taken) = match part.iter().position(|&byte| byte == b'\n') {
+            Some(end) => (&part[..end], end + 1),
+            None if part.len() == LOG_LINE_BYTES => (part, part.len()),
+            None => break,
+        };
+        text.extend_from_slice(name.as_bytes());
+        text.extend_from_slice(b": ");
+        text.extend_from_slice(shown);
+        text.push(b'\n');
+        done += taken;
+    }
+    line.drain(..done);
+    if !text.is_empty() {
+        agent.output_log.add(&text);
     }
 }
