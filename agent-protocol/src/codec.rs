@@ -33,10 +33,10 @@ pub enum DecodeError {
     Empty,
     /// The bytes are no CBOR, or not of the type that was expected.
     #[error("the message is not valid")]
-    Cbor(#[source] minicbor::decode::Error),
+    Cbor(#[source] Box<minicbor::decode::Error>),
     /// The message is of a kind that this program does not know; its peer is newer.
     #[error("the message is of a kind that is not known here")]
-    UnknownKind(#[source] minicbor::decode::Error),
+    UnknownKind(#[source] Box<minicbor::decode::Error>),
     /// Bytes remain after the message.
     #[error("{left} bytes left over after the message")]
     LeftOver {
@@ -54,9 +54,9 @@ pub enum DecodeError {
 impl From<minicbor::decode::Error> for DecodeError {
     fn from(error: minicbor::decode::Error) -> Self {
         if error.is_unknown_variant() {
-            Self::UnknownKind(error)
+            Self::UnknownKind(Box::new(error))
         } else {
-            Self::Cbor(error)
+            Self::Cbor(Box::new(error))
         }
     }
 }
