@@ -90,6 +90,8 @@ fn end_at(bed: &Bed, phase: Phase, end: End) {
     let (key, words) = end.how();
     let said = || count(bed, words);
     let before = said();
+    let boots = || count(bed, "smolvm-agent: ready");
+    let booted = boots();
     let script = format!("sleep 0.5; echo {key} > /proc/sysrq-trigger");
     let detached = [
         "machine", "exec", "--name", "source", "-d", "--", "sh", "-c",
@@ -109,6 +111,10 @@ fn end_at(bed: &Bed, phase: Phase, end: End) {
     let saved = command.wait().expect("it ends").success();
     fs::remove_file(&held).expect("remove");
     while !end.fits(&bed.state("source")) {
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    // It runs on, and boots.
+    while end == End::Reboot && boots() == booted {
         std::thread::sleep(LOOK_AGAIN);
     }
 

@@ -30,7 +30,7 @@ use self::info::describe;
 use self::process::ProcessModel;
 use crate::file_error::FileError;
 use crate::home::Home;
-use crate::machine::{MachineDir, MachineFile};
+use crate::machine::{MachineDir, MachineFile, RecordedState};
 use crate::name::MachineName;
 
 pub use self::checkpoint::{Checkpoint, CheckpointOptions, DEFAULT_HISTORY, LogEntry};
@@ -47,6 +47,8 @@ pub use self::info::{MachineInfo, MachineState};
 pub use self::power::{StartOptions, Started};
 pub use self::undo::{KeptState, UndoOptions, Undone};
 
+/// How long the processes of a machine may take to be gone after they answer no more.
+const END_PAUSE: Duration = Duration::from_millis(300);
 /// Machines that are asked at once how they are.
 const ASKED_AT_ONCE: usize = 64;
 
@@ -160,8 +162,14 @@ impl Engine {
         } else {
             None
         };
-        // What is left of it publishes a save.
-        running &= !live.as_ref().is_some_and(|live| live.ended);
+        if running && live.is_none() {
+            // It may have ended just now: its lock is free in a moment then.
+            running = !dir.wait_until_free(END_PAUSE)?;
+        }
+        if live.as_ref().is_some_and(|live| live.ended) {
+            // What is left of it publishes a save. Until its end is recorded it is ending.
+            running = matches!(self.read(name)?.state, RecordedState::Running { .. });
+        }
         // Between reading the file and looking at the lock the machine may have ended.
         let file = if running { file } else { self.read(name)? };
         Ok(describe(file, running, live))

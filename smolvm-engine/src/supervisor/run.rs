@@ -262,11 +262,12 @@ fn supervise(shared: &Arc<Shared>, mut vmm: VmmHandle, starter: UnixStream) {
     shared.change(|live| live.finished = true);
     // A save that has its moment is published, however long that takes.
     while !shared.wait(Duration::from_secs(3600), |live| live.saves == 0) {}
-    if let Err(error) = std::fs::remove_file(shared.dir.control_socket()) {
-        tracing::debug!(%error, "the control socket was not removed");
-    }
     if !shared.wait(ANSWER_PATIENCE, |live| live.commands == 0) {
         tracing::warn!("a command was not answered in time");
+    }
+    // The last: as long as it is there, whoever asks is told that the machine has ended.
+    if let Err(error) = std::fs::remove_file(shared.dir.control_socket()) {
+        tracing::debug!(%error, "the control socket was not removed");
     }
 }
 
