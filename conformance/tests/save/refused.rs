@@ -166,7 +166,7 @@ fn damage_that_is_found_late_makes_the_machine_damaged() {
             .expect("create");
         own_packs(&bed, "victim")
     };
-    // In memory, found before the guest runs.
+    // In memory, found before the guest runs: no machine starts without the page of its generation id.
     damage(&create());
     let start = ["machine", "start", "--name", "victim"];
     let error = bed.run(start).expect_err("a damaged point runs");

@@ -1,12 +1,16 @@
-//! Filling guest memory from a point's chunks.
+//! Filling guest memory from a point's chunks: before the guest runs, or while it does.
+
+use std::error::Error;
+use std::sync::Arc;
 
 use cas_store::{ChunkId, ReadError, for_all};
 use snapshot_format::{CHUNK_BYTES, ChunkRef, MapReader, NodeSource, PointRecord, chunks_in};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
-use vmm_core::ram::GuestRam;
+use vmm_core::Gpa;
+use vmm_core::ram::{BackgroundFill, ChunkIndex, FillSource, GuestRam, MemoryLost};
 
-use crate::machine::{ChunkSource, MapReadError, node_of};
+use crate::machine::{ChunkSource, MapReadError, OnDamage, is_damage, node_of};
 
 /// Why memory could not be filled.
 #[derive(Debug, Error)]
@@ -27,14 +31,22 @@ pub(crate) enum FillError {
     Memory(#[from] GuestMemoryError),
     #[error("the point's memory regions are not those of the machine")]
     Layout,
+    #[error(transparent)]
+    Lost(#[from] MemoryLost),
+    #[error("no threads to fill memory")]
+    Threads(#[source] std::io::Error),
 }
 
 /// Chunks that are listed at a time: 1 GiB of memory.
 const JOBS_AT_A_TIME: usize = 16 << 10;
+/// Threads that fill memory ahead of the guest.
+const BACKGROUND_THREADS: usize = 2;
+/// How much nicer those are than the guest's vCPUs.
+const NICENESS: i32 = 10;
 
-/// One chunk and its place in its region.
+/// One chunk and where it belongs.
 struct Job {
-    index: u64,
+    gpa: u64,
     chunk: ChunkRef,
 }
 
@@ -43,6 +55,64 @@ pub(super) fn fill(
     ram: &GuestRam,
     record: &PointRecord,
     source: &ChunkSource,
+) -> Result<(), FillError> {
+    each_part(ram, record, source, |jobs| {
+        let filled = for_all(&jobs, |job, bytes| {
+            let gpa = job.gpa;
+            let length = source
+                .get(&ChunkId(job.chunk.0), bytes)
+                .map_err(|source| FillError::Chunk { gpa, source })?;
+            Ok(ram.write_slice(&bytes[..length], GuestAddress(gpa))?)
+        });
+        match filled {
+            Ok(_) => Ok(()),
+            Err(failures) => Err(failures.cause(|_| false)),
+        }
+    })
+}
+
+/// Lets all of the point's memory come when it is used, verified, and the rest of it in the background. `on_damage` is
+/// told of a chunk that is lost before the machine ends.
+pub(super) fn fill_while_it_runs(
+    ram: &GuestRam,
+    record: &PointRecord,
+    source: ChunkSource,
+    on_damage: OnDamage,
+) -> Result<BackgroundFill, FillError> {
+    let layout = ram.layout();
+    let mut chunks = vec![None; layout.chunks()];
+    let mut absent = Vec::new();
+    each_part(ram, record, &source, |jobs| {
+        for Job { gpa, chunk } in jobs {
+            let index = layout.chunk_at(Gpa(gpa)).ok_or(FillError::Layout)?;
+            chunks[index.0] = Some(chunk);
+            absent.push(index);
+        }
+        Ok(())
+    })?;
+    let memory = PointMemory {
+        chunks,
+        source,
+        on_damage,
+    };
+    ram.begin_fill(absent, Arc::new(memory));
+    ram.fill_in_background(&[], BACKGROUND_THREADS, give_way)
+        .map_err(FillError::Threads)
+}
+
+/// The calling thread works when the guest leaves something over.
+fn give_way() {
+    if let Err(error) = rustix::process::nice(NICENESS) {
+        tracing::debug!(%error, "memory is filled at the guest's own priority");
+    }
+}
+
+/// Calls `work` with all chunks of the point's memory that are not zero, some at a time.
+fn each_part(
+    ram: &GuestRam,
+    record: &PointRecord,
+    source: &ChunkSource,
+    mut work: impl FnMut(Vec<Job>) -> Result<(), FillError>,
 ) -> Result<(), FillError> {
     let regions = ram.layout().regions();
     let same = regions.len() == record.memory.len()
@@ -54,46 +124,52 @@ pub(super) fn fill(
     }
     let reader = MapReader::new(Nodes(source));
     for region in &record.memory {
-        let chunks = chunks_in(region.size_bytes);
+        let (chunks, start) = (chunks_in(region.size_bytes), region.start_gpa);
         let mut data = reader.data(&region.map);
         loop {
-            let some: Result<Vec<Job>, MapReadError> = data
-                .by_ref()
-                .take(JOBS_AT_A_TIME)
-                .map(|found| found.map(|(index, chunk)| Job { index, chunk }))
-                .collect();
-            let some = some.map_err(|source| FillError::Map {
-                gpa: region.start_gpa,
-                source,
-            })?;
+            let some = data.by_ref().take(JOBS_AT_A_TIME).map(|found| {
+                let failed = |source| FillError::Map { gpa: start, source };
+                let (index, chunk) = found.map_err(failed)?;
+                if index >= chunks {
+                    return Err(FillError::Layout);
+                }
+                let gpa = start + index * CHUNK_BYTES;
+                Ok(Job { gpa, chunk })
+            });
+            let some: Vec<Job> = some.collect::<Result<_, _>>()?;
             if some.is_empty() {
                 break;
             }
-            if some.iter().any(|job| job.index >= chunks) {
-                return Err(FillError::Layout);
-            }
-            fill_some(ram, region.start_gpa, &some, source)?;
+            work(some)?;
         }
     }
     Ok(())
 }
 
-fn fill_some(
-    ram: &GuestRam,
-    start_gpa: u64,
-    jobs: &[Job],
-    source: &ChunkSource,
-) -> Result<(), FillError> {
-    let filled = for_all(jobs, |job, bytes| {
-        let gpa = start_gpa + job.index * CHUNK_BYTES;
-        let length = source
-            .get(&ChunkId(job.chunk.0), bytes)
-            .map_err(|source| FillError::Chunk { gpa, source })?;
-        Ok(ram.write_slice(&bytes[..length], GuestAddress(gpa))?)
-    });
-    match filled {
-        Ok(_) => Ok(()),
-        Err(failures) => Err(failures.cause(|_| false)),
+/// A point's memory, for a guest that runs while it is filled.
+struct PointMemory {
+    chunks: Vec<Option<ChunkRef>>,
+    source: ChunkSource,
+    on_damage: OnDamage,
+}
+
+impl FillSource for PointMemory {
+    fn read_chunk(
+        &self,
+        chunk: ChunkIndex,
+        into: &mut [u8],
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let Some(Some(id)) = self.chunks.get(chunk.0) else {
+            into.fill(0);
+            return Ok(());
+        };
+        let length = self.source.get(&ChunkId(id.0), into).inspect_err(|error| {
+            if is_damage(error) {
+                (self.on_damage)(error);
+            }
+        })?;
+        into[length..].fill(0);
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use cas_store::ReadError;
 use vmm_core::machine::{MachineEvent, RunningMachine};
+use vmm_core::ram::MemoryLost;
 
 use super::capture::{CaptureError, CaptureSetup, Captured, Failed, capture};
 use super::capture_socket::{CaptureSocket, Over};
@@ -29,7 +30,7 @@ enum Input {
     Notes,
     /// The supervisor has said its last about the capture at hand.
     CaptureOver,
-    /// A chunk of the disk is lost.
+    /// A chunk of the disk or of memory is lost.
     Damage(String),
     SupervisorGone,
 }
@@ -186,12 +187,19 @@ impl Vmm {
             let Ok(input) = self.inbox.recv() else {
                 return Ok(Outcome::Ended(EndReason::Asked));
             };
+            if let Input::Request(request, _) = &input
+                && !matches!(request, ToVmm::ConsoleInput(_) | ToVmm::Quit)
+            {
+                // Afterwards the packs that memory still comes from may go.
+                self.parts.wait_for_memory();
+            }
             match input {
                 Input::Event => {
                     if let Some(event) = guest.machine.next_event(Duration::ZERO) {
                         guest.machine.flush_console();
                         self.take_notes()?;
-                        return Ok(self.outcome_of(event));
+                        let lost = guest.machine.ram().lost();
+                        return Ok(self.outcome_of(event, lost));
                     }
                 }
                 Input::Notes => self.take_notes()?,
@@ -336,7 +344,11 @@ impl Vmm {
         Ok(())
     }
 
-    fn outcome_of(&mut self, event: MachineEvent) -> Outcome {
+    fn outcome_of(&mut self, event: MachineEvent, lost: Option<MemoryLost>) -> Outcome {
+        // Damage is told by the source of the memory, before this.
+        if let (MachineEvent::MemoryLost, Some(lost)) = (&event, lost) {
+            return Outcome::Ended(EndReason::Crashed(chain(&lost)));
+        }
         if let Some(reason) = self.panic.take() {
             return Outcome::Ended(EndReason::Panic(reason));
         }

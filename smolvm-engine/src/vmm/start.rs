@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cow_disk::{Base, LayerError, LayerId, LayeredDisk, OverlayError};
 use snapshot_format::{Point, PointRecord};
@@ -14,7 +14,7 @@ use vmm_core::machine::{
     BuiltMachine, EventListener, MachineBuilder, MachineError, RunningMachine, VsockConfig,
     X86MachineRecord,
 };
-use vmm_core::ram::{GuestRam, RamBacking, RamError, RamLayoutError};
+use vmm_core::ram::{BackgroundFill, GuestRam, RamBacking, RamError, RamLayoutError};
 use vmm_core::tracker::TrackerError;
 use vmm_core::unit::UnitError;
 use vmm_core::x86::boot::BootImage;
@@ -23,7 +23,7 @@ use vmm_core::x86::{self, ProfileError};
 use super::console::ConsoleSink;
 use super::dial::DialSocket;
 use super::disk::{RootDisk, WriteLog};
-use super::fill::{FillError, fill};
+use super::fill::{FillError, fill, fill_while_it_runs};
 use crate::backend::{self, BackendError};
 use crate::channel::messages::{ConsoleNote, StartDescriptors, StartMachine};
 use crate::machine::{BaseMap, BaseMapError, BoundedLog, ChunkBase, ChunkSource, OnDamage};
@@ -89,6 +89,8 @@ pub(crate) struct Parts {
     hypervisor: Box<dyn Hypervisor>,
     /// The point to go on at, until that was tried.
     restore: Mutex<Option<PointRecord>>,
+    /// Brings a restored machine's memory while it runs.
+    filling: Mutex<Option<BackgroundFill>>,
     /// Held until everything above is closed.
     _lock: OwnedFd,
 }
@@ -127,6 +129,7 @@ impl Parts {
             disk: Arc::new(disk),
             on_damage,
             restore: Mutex::new(restore.map(Point::into_record)),
+            filling: Mutex::default(),
             _lock: lock,
             writes: request.deterministic.map(|_| Arc::default()),
             hypervisor: match request.deterministic {
@@ -160,6 +163,8 @@ impl Parts {
         on_event: EventListener,
         on_note: Box<dyn Fn(ConsoleNote) + Send>,
     ) -> Result<RunningMachine, StartError> {
+        // A guest that was reset needs nothing of the point any more.
+        *self.filling() = None;
         let cpu = self.cpu()?;
         let (cpuid, msrs) = x86::build_profile(self.request.cpu.parse()?, &cpu.cpuid)?;
         let record = X86MachineRecord {
@@ -187,16 +192,39 @@ impl Parts {
         let record = X86MachineRecord::find(&point.states)?;
         x86::check_profile(&record.cpuid, &self.cpu()?.cpuid)?;
         let machine = self.build(record, on_event, on_note)?;
-        fill(machine.ram(), point, &chunks_for(&self.request))?;
+        let (ram, source) = (machine.ram().clone(), chunks_for(&self.request));
+        // The instructions of a deterministic machine take the same time wherever its memory comes from, but nothing is gained.
+        if machine.waits_for_memory() && self.request.deterministic.is_none() {
+            let filling = fill_while_it_runs(&ram, point, source, self.on_damage.clone())?;
+            *self.filling() = Some(filling);
+        } else {
+            fill(&ram, point, &source)?;
+        }
         Phase::MemoryFilled.reached();
         // From here on: what was filled in is what the point holds, so it does not count as written.
         machine.tracker().start()?;
         if !self.request.branchable {
             machine.tracker().stop()?;
         }
-        let running = machine.restore(&point.states)?;
+        let running = machine.restore(&point.states).map_err(|error| {
+            // A unit that needed memory says only that there was none.
+            let lost = ram.lost().map(FillError::Lost);
+            lost.map_or(StartError::Machine(error), StartError::Fill)
+        })?;
         Phase::GuestRuns.reached();
         Ok(running)
+    }
+
+    fn filling(&self) -> MutexGuard<'_, Option<BackgroundFill>> {
+        let filling = self.filling.lock();
+        filling.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until memory does not depend on the point's packs any more, or a chunk turned out to be lost.
+    pub(super) fn wait_for_memory(&self) {
+        if let Some(filling) = self.filling().take() {
+            filling.wait();
+        }
     }
 
     fn cpu(&self) -> Result<&X86Capabilities, StartError> {

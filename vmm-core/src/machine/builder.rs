@@ -410,6 +410,12 @@ impl BuiltMachine {
         &self.ram
     }
 
+    /// Whether the machine may run while memory is being filled
+    /// ([`GuestRam::begin_fill`]).
+    pub fn waits_for_memory(&self) -> bool {
+        self.vm.checks_presence()
+    }
+
     /// The guest's written pages; tracking may begin before the machine runs.
     pub fn tracker(&self) -> &DirtyTracker {
         &self.tracker

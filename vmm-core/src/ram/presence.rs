@@ -4,11 +4,10 @@
 //! nothing else. Nobody reads or writes guest memory of a chunk before it is present.
 
 use std::error::Error;
+use std::fmt::{self, Display, Formatter};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-
-use thiserror::Error;
 
 use super::CHUNK_BYTES;
 use crate::Gpa;
@@ -34,16 +33,27 @@ pub trait FillSource: Send + Sync {
 }
 
 /// Memory of the guest that cannot be had: the machine must not go on.
-#[derive(Debug, Clone, Error)]
-#[error("guest memory at {gpa} is lost")]
+#[derive(Debug, Clone)]
 pub struct MemoryLost {
     /// First address of the chunk.
     pub gpa: Gpa,
     /// Which chunk it is.
     pub chunk: ChunkIndex,
     /// What the source said.
-    #[source]
     pub source: Arc<dyn Error + Send + Sync>,
+}
+
+impl Display for MemoryLost {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "guest memory at {} is lost", self.gpa)
+    }
+}
+
+/// Not derived: the source would be the `Arc`, and nobody could tell what is in it.
+impl Error for MemoryLost {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&*self.source)
+    }
 }
 
 /// Told of the first chunk that is lost; on the thread that needed it, it must not wait.
@@ -453,7 +463,7 @@ mod tests {
         assert!(byte(&ram, 1).is_err(), "nor later");
         let lost = lost.recv_timeout(Duration::from_secs(60)).unwrap();
         assert_eq!((lost.gpa, lost.chunk), (Gpa(CHUNK_BYTES), ChunkIndex(1)));
-        assert_eq!(lost.source.to_string(), "damaged");
+        assert_eq!(lost.source().unwrap().to_string(), "damaged");
         assert!(ram.lost().is_some() && ram.make_present(Gpa(CHUNK_BYTES + 5)).is_err());
         // A background thread ends there, too.
         ram.fill_in_background(&[ChunkIndex(1)], 1, || ())
