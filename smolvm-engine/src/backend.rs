@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use vmm_core::hypervisor::{Hypervisor, HypervisorError};
+use vmm_core::hypervisor::{Hypervisor, HypervisorError, X86Capabilities};
 
 use crate::home::Home;
 use crate::machine::{Backend, replace_file};
@@ -186,4 +186,28 @@ pub(crate) fn default_profile(hypervisor: &dyn Hypervisor) -> &'static str {
         .find(|profile| build_profile(*profile, &x86.cpuid).is_ok())
         .unwrap_or(CpuProfile::V1)
         .name()
+}
+/// Host and guest may differ by so many parts per million in the rate of their TSCs.
+const TSC_TOLERANCE_PPM: u64 = 250;
+
+/// A guest whose clock would run wrong here.
+#[derive(Debug, thiserror::Error)]
+#[error("its TSC runs at {guest_khz} kHz, this host's at {host_khz} kHz without scaling")]
+pub(crate) struct TscMismatch {
+    guest_khz: u32,
+    host_khz: u32,
+}
+
+/// Whether a guest with a TSC of this rate can run here.
+pub(crate) fn check_tsc(guest_khz: u32, host: &X86Capabilities) -> Result<(), TscMismatch> {
+    let host_khz = host.tsc_khz;
+    let difference = u64::from(guest_khz.abs_diff(host_khz));
+    let tolerance = u64::from(host_khz) * TSC_TOLERANCE_PPM / 1_000_000;
+    match difference > tolerance && !host.tsc_scaling {
+        true => Err(TscMismatch {
+            guest_khz,
+            host_khz,
+        }),
+        false => Ok(()),
+    }
 }

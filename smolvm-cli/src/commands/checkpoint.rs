@@ -103,6 +103,10 @@ fn line(entry: &LogEntry) -> String {
     if let Some(generation) = entry.generation {
         line.push_str(&format!("{:<5}", format!("~{generation}")));
     }
+    if let Some(reason) = &entry.damaged {
+        line.push_str(&format!("{}  (damaged: {reason})", entry.short_id));
+        return line;
+    }
     line.push_str(&format!(
         "{}  {}  {}  {} data",
         entry.short_id,
@@ -132,5 +136,6 @@ fn describe_entry(entry: &LogEntry) -> Object {
         "message": entry.message,
         "data_bytes": entry.data_bytes,
         "gone": entry.gone,
+        "damaged": entry.damaged,
     }))
 }

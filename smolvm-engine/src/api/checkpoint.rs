@@ -11,12 +11,10 @@ use super::place::{check_output, check_store};
 use crate::api::Engine;
 use crate::api::error::EngineError;
 use crate::channel::control::{CheckpointDone, CheckpointRequest, Control, ControlReply};
+use crate::machine::DEFAULT_HISTORY;
 use crate::name::MachineName;
-use crate::point::CheckpointDir;
+use crate::point::{CheckpointDir, Generation};
 use crate::progress::Progress;
-
-/// Earlier points in a checkpoint directory when nothing is said.
-pub const DEFAULT_HISTORY: usize = 32;
 
 /// How to save a machine.
 #[derive(Debug, Clone)]
@@ -89,6 +87,8 @@ pub struct LogEntry {
     pub data_bytes: u64,
     /// In a store: neither a record nor its directory is left.
     pub gone: bool,
+    /// Why the point cannot be used; then nothing but its id is known. The others are not affected.
+    pub damaged: Option<String>,
 }
 
 impl Engine {
@@ -142,11 +142,17 @@ impl Engine {
 
     /// The log of a checkpoint directory: its own point first, then its parents. Changes nothing.
     pub fn checkpoint_log(&self, path: &Path) -> Result<Vec<LogEntry>, EngineError> {
-        let lineage = CheckpointDir::new(path).history()?.lineage()?;
-        let entries = lineage.entries().iter().enumerate();
-        Ok(entries
-            .map(|(generation, entry)| log_entry(entry, Some(generation), false))
-            .collect())
+        let history = CheckpointDir::new(path).history()?;
+        let own = LineageEntry::from(history.own());
+        let mut entries = vec![log_entry(&own, Some(0), false)];
+        for (before, generation) in history.earlier().iter().enumerate() {
+            let mut entry = log_entry(&generation.entry(), Some(before + 1), false);
+            if let Generation::Broken { reason, .. } = generation {
+                entry.damaged = Some(reason.clone());
+            }
+            entries.push(entry);
+        }
+        Ok(entries)
     }
 
     /// The log of a store, oldest first; also points whose data is gone. `machine` shows only those of
@@ -194,6 +200,7 @@ fn log_entry(entry: &LineageEntry, generation: Option<usize>, gone: bool) -> Log
         message: entry.message.clone(),
         data_bytes: entry.data_bytes,
         gone,
+        damaged: None,
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use durable_files::{OsBackend, PublishError, Staging};
+use snapshot_format::LimitError;
 
 use crate::api::{Engine, EngineError, MachineInfo};
 use crate::file_error::FileError;
@@ -14,11 +15,12 @@ use crate::home::make_private_dir;
 use crate::image::Image;
 use crate::kernel::Kernel;
 use crate::machine::{
-    BaseMap, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile, MachineOrigin, MachineSpec,
-    RecordedState, create_overlay, replace_file,
+    BaseMap, DEFAULT_HISTORY, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile,
+    MachineOrigin, MachineSpec, RecordedState, create_overlay, replace_file,
 };
 use crate::name::MachineName;
 use crate::phase::Phase;
+use crate::save::record;
 use crate::supervisor::unix_now;
 
 /// Smallest guest memory in bytes that a kernel boots in.
@@ -89,11 +91,13 @@ impl Engine {
             keep_identity: false,
             has_identity: false,
             branchable: true,
+            history: DEFAULT_HISTORY,
             starts: 0,
             undos: 0,
             spec,
             name,
         };
+        record::check_limits(&machine).map_err(beyond_limit)?;
         let kernel_line = kernel.info().cmdline.clone();
         let name_host = |machine: &mut MachineFile| {
             machine.command_line = with_hostname(&kernel_line, &machine.name.hostname());
@@ -195,6 +199,14 @@ fn check(spec: &MachineSpec, image_bytes: u64) -> Result<(), EngineError> {
         return invalid(error.to_string(), "choose one of them with --cpu");
     }
     Ok(())
+}
+
+/// What exceeds a limit of points could not be saved.
+pub(super) fn beyond_limit(error: LimitError) -> EngineError {
+    EngineError::Invalid {
+        what: format!("such a machine could not be saved: {error}"),
+        hint: Some("give fewer or shorter environment variables and labels".to_owned()),
+    }
 }
 
 /// What the image says about commands holds unless the spec says otherwise.

@@ -1,6 +1,7 @@
 //! Making machines from points.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,20 +11,18 @@ use snapshot_format::{Arch, CheckpointId, GuestOs, IdPrefix, Point, PointRecord}
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::check_profile;
 
-use super::create::with_hostname;
+use super::create::{beyond_limit, with_hostname};
 use crate::api::{Engine, EngineError, MachineInfo};
 use crate::backend;
 use crate::machine::{
-    Backend, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile, MachineOrigin, MachineSpec,
-    RecordedState,
+    Backend, DEFAULT_HISTORY, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile,
+    MachineOrigin, MachineSpec, RecordedState,
 };
 use crate::name::MachineName;
 use crate::point::{CheckpointDir, History, PointError, read_point};
 use crate::restore::{BootCache, FoundPoint, check_sound, fill_from_point};
+use crate::save::record;
 use crate::supervisor::unix_now;
-
-/// Host and guest may differ by so many parts per million in the rate of their TSCs.
-const TSC_TOLERANCE_PPM: u64 = 250;
 
 /// Where a point is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,7 +94,7 @@ impl Engine {
     pub fn create_from(&self, options: CreateFromOptions) -> Result<MachineInfo, EngineError> {
         self.home().ensure()?;
         let found = self.find(&options)?;
-        let point = &found.history.points()[0];
+        let point = found.history.own();
         check_sound(point, &found.packs)?;
         check_equal(&options, point.record())?;
         self.check_host(point, options.backend)?;
@@ -104,7 +103,11 @@ impl Engine {
         let dir = MachineDir::new(staging.path().to_owned());
         let cache = BootCache::new(self.home());
         fill_from_point(&dir, &found, &cache)?;
-        let machine = machine_file(&options, &name, point);
+        let mut machine = machine_file(&options, &name, point);
+        record::check_limits(&machine).map_err(beyond_limit)?;
+        if matches!(options.source, PointSource::Directory(_)) {
+            machine.history = found.history.earlier().len();
+        }
         let recorded_line = machine.command_line.clone();
         let name_host = |machine: &mut MachineFile| {
             if !machine.keep_identity {
@@ -126,14 +129,11 @@ impl Engine {
             }
             PointSource::Id(id) => find_in_store(&self.home().store(), id)?,
         };
-        let position = match &options.at {
-            Some(at) => history.resolve(at)?,
-            None => 0,
+        let history = match &options.at {
+            Some(at) => history.at(at)?,
+            None => history,
         };
-        Ok(FoundPoint {
-            history: history.starting_at(position),
-            packs,
-        })
+        Ok(FoundPoint { history, packs })
     }
 
     /// Whether a backend of this host can run the point.
@@ -156,14 +156,8 @@ impl Engine {
             .map_err(|error| unrestorable(error.to_string()))?;
         check_profile(&machine.cpuid, &x86.cpuid)
             .map_err(|error| unrestorable(error.to_string()))?;
-        let difference = u64::from(machine.tsc_khz.abs_diff(x86.tsc_khz));
-        let tolerance = u64::from(x86.tsc_khz) * TSC_TOLERANCE_PPM / 1_000_000;
-        if difference > tolerance && !x86.tsc_scaling {
-            return Err(unrestorable(format!(
-                "its TSC runs at {} kHz, this host's at {} kHz without scaling",
-                machine.tsc_khz, x86.tsc_khz
-            )));
-        }
+        backend::check_tsc(machine.tsc_khz, x86)
+            .map_err(|error| unrestorable(error.to_string()))?;
         Ok(())
     }
 }
@@ -187,13 +181,14 @@ pub(super) fn find_in_store(store: &Path, asked: &str) -> Result<(History, PackS
         return Err(not_there(ids.iter().map(CheckpointId::short).collect()).into());
     };
     let record = store.record_path(&PointId(id.0));
-    if record.exists() {
-        let own = read_point(&record, Some(id))?;
-        let records = record.parent().unwrap_or(Path::new("/")).to_owned();
-        return Ok((
-            History::follow(own, &record, &records)?,
-            PackSet::open([store.packs_dir()]),
-        ));
+    match read_point(&record, Some(id)) {
+        Ok(own) => {
+            let records = record.parent().unwrap_or(Path::new("/"));
+            let history = History::follow(own, &record, records, DEFAULT_HISTORY);
+            return Ok((history, PackSet::open([store.packs_dir()])));
+        }
+        Err(PointError::Io(error)) if error.source.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
     }
     // Its directory holds it, if that is still there.
     let directory = store
@@ -286,6 +281,7 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
         keep_identity: options.keep_identity,
         has_identity: false,
         branchable: true,
+        history: DEFAULT_HISTORY,
         starts: 0,
         undos: 0,
     }

@@ -33,7 +33,7 @@ use crate::home::Home;
 use crate::machine::{MachineDir, MachineFile, RecordedState};
 use crate::name::MachineName;
 
-pub use self::checkpoint::{Checkpoint, CheckpointOptions, DEFAULT_HISTORY, LogEntry};
+pub use self::checkpoint::{Checkpoint, CheckpointOptions, LogEntry};
 pub use self::control::AgentConnection;
 pub use self::create::CreateOptions;
 pub use self::create_from::{CreateFromOptions, PointSource};
@@ -46,6 +46,7 @@ pub use self::exec::{ExecOptions, ExecSession, ExecWriter};
 pub use self::info::{MachineInfo, MachineState};
 pub use self::power::{StartOptions, Started};
 pub use self::undo::{KeptState, UndoOptions, Undone};
+pub use crate::machine::DEFAULT_HISTORY;
 
 /// How long the processes of a machine may take to be gone after they answer no more.
 const END_PAUSE: Duration = Duration::from_millis(300);

@@ -12,7 +12,7 @@ use crate::api::error::EngineError;
 use crate::api::{DEFAULT_HISTORY, Engine};
 use crate::machine::{MachineDir, MachineFile};
 use crate::name::MachineName;
-use crate::point::{History, PointError, read_point, record_file_name};
+use crate::point::{History, MAX_GENERATIONS, PointError, read_point, record_file_name};
 use crate::restore::FoundPoint;
 
 /// Suffix of the records that a machine pins.
@@ -27,7 +27,7 @@ pub(super) struct UndoTarget {
 impl UndoTarget {
     /// The point.
     pub(super) fn point(&self) -> &Point {
-        &self.found.history.points()[0]
+        self.found.history.own()
     }
 }
 
@@ -141,10 +141,9 @@ fn pinned(dir: &MachineDir, id: CheckpointId) -> Result<FoundPoint, PointError> 
 fn relative(dir: &MachineDir, head: CheckpointId, asked: &str) -> Result<FoundPoint, PointError> {
     let file = dir.records().join(record_file_name(&head));
     let head = read_point(&file, Some(head))?;
-    let history = History::follow(head, &file, &dir.records())?;
-    let position = history.resolve(asked)?;
+    let history = History::follow(head, &file, &dir.records(), MAX_GENERATIONS).at(asked)?;
     Ok(FoundPoint {
-        history: history.starting_at(position).limit(0),
+        history: history.limit(0),
         packs: PackSet::open([dir.packs()]),
     })
 }

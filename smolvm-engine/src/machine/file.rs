@@ -6,6 +6,9 @@ use crate::name::MachineName;
 /// The layout of `machine.json` that this version writes.
 pub(crate) const MACHINE_FILE_VERSION: u32 = 1;
 
+/// Earlier points that a checkpoint directory holds and a machine keeps when nothing is said.
+pub const DEFAULT_HISTORY: usize = 32;
+
 /// Contents of `machine.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MachineFile {
@@ -43,6 +46,9 @@ pub(crate) struct MachineFile {
     /// Whether changed pages are tracked; recorded at each start.
     #[serde(default = "yes")]
     pub(crate) branchable: bool,
+    /// Earlier points that it keeps beside its head: as many as its last save was to hold.
+    #[serde(default = "default_history")]
+    pub(crate) history: usize,
     /// How often it was started; the host's ports of its connections follow from it.
     #[serde(default)]
     pub(crate) starts: u64,
@@ -64,6 +70,10 @@ impl MachineFile {
         }))
         .unwrap()
     }
+}
+
+fn default_history() -> usize {
+    DEFAULT_HISTORY
 }
 
 fn yes() -> bool {

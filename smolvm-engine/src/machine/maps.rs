@@ -1,5 +1,7 @@
 //! The chunk maps of points: their nodes are chunks in packs.
 
+use std::path::Path;
+
 use cas_store::{ChunkId, PackSet, ReadError};
 use snapshot_format::map::{MapError, MapNode, SeenNodes};
 use snapshot_format::{ChunkRef, MapReader, NodeSource, Point};
@@ -38,11 +40,65 @@ pub(crate) fn needed_chunks<'p>(
     let reader = MapReader::new(NodesIn(packs));
     let mut seen = SeenNodes::default();
     let mut ids = Vec::new();
-    for part in points.into_iter().flat_map(|point| point.record().parts()) {
-        let visit = &mut |name: ChunkRef| ids.push(ChunkId(name.0));
-        reader.visit_distinct(&part.map, &mut seen, visit)?;
+    for point in points {
+        visit(&reader, point, &mut seen, &mut ids)?;
     }
+    Ok(each_once(ids))
+}
+
+/// Points whose chunks are all there, and the ids of these.
+pub(crate) struct WholePoints<'p> {
+    /// Each with the file of its record.
+    pub(crate) points: Vec<(&'p Point, &'p Path)>,
+    pub(crate) chunks: Vec<ChunkId>,
+}
+
+/// Those of these points that have all their chunks. One that has not is left out: it harms nobody else.
+///
+/// # Errors
+/// Trouble of the host.
+pub(crate) fn whole_points<'p>(
+    points: impl IntoIterator<Item = (&'p Point, &'p Path)>,
+    packs: &PackSet,
+) -> Result<WholePoints<'p>, ReadError> {
+    let reader = MapReader::new(NodesIn(packs));
+    let mut seen = SeenNodes::default();
+    let mut whole = WholePoints {
+        points: Vec::new(),
+        chunks: Vec::new(),
+    };
+    for (point, file) in points {
+        let mut ids = Vec::new();
+        let visited = visit(&reader, point, &mut seen, &mut ids);
+        let missing = packs.missing(&ids)?;
+        if visited.is_ok() && missing.is_empty() {
+            whole.points.push((point, file));
+            whole.chunks.extend(ids);
+            continue;
+        }
+        tracing::warn!(id = %point.id(), "a point is left out: some of its chunks are lost");
+        // What it shares with others is not known to be there.
+        seen = SeenNodes::default();
+    }
+    whole.chunks = each_once(whole.chunks);
+    Ok(whole)
+}
+
+fn visit(
+    reader: &MapReader<NodesIn<'_>>,
+    point: &Point,
+    seen: &mut SeenNodes,
+    ids: &mut Vec<ChunkId>,
+) -> Result<(), MapReadError> {
+    for part in point.record().parts() {
+        let visit = &mut |name: ChunkRef| ids.push(ChunkId(name.0));
+        reader.visit_distinct(&part.map, seen, visit)?;
+    }
+    Ok(())
+}
+
+fn each_once(mut ids: Vec<ChunkId>) -> Vec<ChunkId> {
     ids.sort_unstable();
     ids.dedup();
-    Ok(ids)
+    ids
 }

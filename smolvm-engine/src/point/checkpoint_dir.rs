@@ -1,7 +1,10 @@
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::PointError;
-use super::history::{History, read_point};
+use super::history::{History, MAX_GENERATIONS, read_point};
+use crate::file_error::FileError;
 
 /// Suffix of every checkpoint directory.
 pub(crate) const SUFFIX: &str = ".checkpoint";
@@ -35,13 +38,30 @@ impl CheckpointDir {
 
     /// Reads its point and the earlier ones, newest first.
     pub(crate) fn history(&self) -> Result<History, PointError> {
-        if !self.record().is_file() {
-            return Err(PointError::NotACheckpoint {
-                path: self.path.clone(),
-            });
+        let record = self.record();
+        let own = read_point(&record, None).map_err(|error| match error {
+            PointError::Io(error) if is_absent(&error.source) => self.why_absent(error),
+            other => other,
+        })?;
+        let generations = self.generations();
+        Ok(History::follow(own, &record, &generations, MAX_GENERATIONS))
+    }
+
+    /// Why there is no record: no directory, one that may not be looked into, or one of something else.
+    fn why_absent(&self, error: FileError) -> PointError {
+        let path = self.path.clone();
+        match fs::metadata(&path) {
+            Ok(_) => PointError::NotACheckpoint { path },
+            Err(source) if is_absent(&source) => {
+                let operation = "open";
+                PointError::Io(FileError {
+                    operation,
+                    path,
+                    source,
+                })
+            }
+            Err(_) => PointError::Io(error),
         }
-        let own = read_point(&self.record(), None)?;
-        History::follow(own, &self.record(), &self.generations())
     }
 
     /// Whether `path` lies in a checkpoint directory, or is one: its outermost one.
@@ -51,4 +71,11 @@ impl CheckpointDir {
             .find(|above| above.join("point.record").exists())
             .map(Into::into)
     }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
 }

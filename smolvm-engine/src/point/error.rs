@@ -33,6 +33,16 @@ pub enum PointError {
         /// The point that it should hold.
         expected: CheckpointId,
     },
+    /// A generation that exists and cannot be used.
+    #[error("{asked} is point {}, which cannot be used: {reason}", id.short())]
+    Broken {
+        /// What was asked for.
+        asked: String,
+        /// The point.
+        id: CheckpointId,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Not a checkpoint directory.
     #[error("{} is not a checkpoint: it has no point.record", path.display())]
     NotACheckpoint {

@@ -7,5 +7,7 @@ mod publish;
 
 pub(crate) use checkpoint_dir::{CheckpointDir, SUFFIX};
 pub use error::PointError;
-pub(crate) use history::{History, read_point, record_file_name};
-pub(crate) use publish::{Publication, link_record, publish, sync_directory, write_synced};
+pub(crate) use history::{
+    Generation, History, MAX_GENERATIONS, open_regular, read_point, record_file_name,
+};
+pub(crate) use publish::{Output, Publication, link_record, publish, sync_directory, write_synced};

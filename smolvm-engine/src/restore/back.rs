@@ -12,8 +12,8 @@ use super::place::{FoundPoint, PlaceError};
 use crate::file_error::FileError;
 use crate::home::make_private_dir;
 use crate::machine::{
-    BaseMap, MachineDir, MachineFile, MachineOrigin, RecordedState, create_overlay, needed_chunks,
-    replace_file, sync_directory,
+    BaseMap, MachineDir, MachineFile, MachineOrigin, RecordedState, create_overlay, replace_file,
+    sync_directory,
 };
 use crate::point::{PointError, link_record, record_file_name};
 
@@ -65,9 +65,9 @@ impl HeldPoint {
     }
 
     fn link(&self, found: &FoundPoint, packs: &Path, records: &Path) -> Result<(), PlaceError> {
-        let ids = needed_chunks(found.history.points(), &found.packs).map_err(PointError::from)?;
-        found.packs.pin_into(packs, &ids)?;
-        for (point, file) in found.history.with_files() {
+        let whole = found.whole()?;
+        found.packs.pin_into(packs, &whole.chunks)?;
+        for (point, file) in whole.points {
             let name = record_file_name(&point.id());
             let (to, held) = (records.join(&name), self.records().join(&name));
             let from = if held.exists() { &held } else { file };

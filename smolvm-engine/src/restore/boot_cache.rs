@@ -3,20 +3,21 @@
 //! A point holds them as chunks. They are written out once; after that each machine gets a hard link, which is its own: the
 //! cache may be removed at any time. A file that no machine has any more goes when another has to be written.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet};
-use snapshot_format::{Blob, CHUNK_BYTES, MapReader};
+use cas_store::{ChunkId, MAX_CHUNK_BYTES, PackSet, for_all};
+use snapshot_format::{Blob, CHUNK_BYTES, ChunkRef, MapReader, chunks_in};
 
 use crate::error_chain::chain;
 use crate::file_error::FileError;
 use crate::home::{Home, make_private_dir};
 use crate::machine::NodesIn;
-use crate::point::PointError;
+use crate::point::{PointError, open_regular};
 
 /// Where the files are.
 pub(crate) struct BootCache {
@@ -40,10 +41,10 @@ impl BootCache {
     ) -> Result<(), PointError> {
         let cached = self.folder.join(name(blob));
         if fs::hard_link(&cached, path).is_ok() {
-            if fs::metadata(path).is_ok_and(|file| file.len() == blob.size_bytes) {
+            if holds(packs, blob, path)? {
                 return Ok(());
             }
-            // Somebody cut it. Another process may have removed it meanwhile.
+            // Somebody changed it. Another process may have removed it meanwhile.
             fs::remove_file(path).map_err(FileError::at("remove", path))?;
             match fs::remove_file(&cached) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -93,6 +94,34 @@ fn name(blob: &Blob) -> String {
     digest.update(&[blob.map.level()]);
     digest.update(&blob.map.node().0);
     digest.finalize().to_hex().to_string()
+}
+
+/// Whether a file holds the blob, every byte of it.
+fn holds(packs: &PackSet, blob: &Blob, path: &Path) -> Result<bool, PointError> {
+    let Ok(file) = open_regular(path) else {
+        return Ok(false);
+    };
+    if !file
+        .metadata()
+        .is_ok_and(|file| file.len() == blob.size_bytes)
+    {
+        return Ok(false);
+    }
+    let data: Result<HashMap<u64, ChunkRef>, _> =
+        MapReader::new(NodesIn(packs)).data(&blob.map).collect();
+    let data = data?;
+    let chunks: Vec<u64> = (0..chunks_in(blob.size_bytes)).collect();
+    let same = for_all(&chunks, |index, buffer| {
+        let at = index * CHUNK_BYTES;
+        let bytes = &mut buffer[..(blob.size_bytes - at).min(CHUNK_BYTES) as usize];
+        file.read_exact_at(bytes, at)?;
+        let expected = data.get(index).copied().unwrap_or_default();
+        match ChunkId::of(bytes).0 == expected.0 {
+            true => Ok(()),
+            false => Err(io::Error::from(io::ErrorKind::InvalidData)),
+        }
+    });
+    Ok(same.is_ok())
 }
 
 /// Writes a blob of a point as a file, verified.
@@ -187,6 +216,17 @@ mod tests {
         bed.place(&third);
         assert_eq!(fs::read(&third).unwrap(), bed.bytes);
         assert_ne!(inode(&third), inode(&second));
+
+        // One byte where the blob has data, one where it has none.
+        for (name, at) in [("4", 70), ("5", 70_000)] {
+            let (changed, other) = (bed.path(name), bed.path(&format!("{name}-again")));
+            bed.place(&changed);
+            bed.cache.keep(&bed.blob, &changed);
+            let file = File::options().write(true).open(&changed).unwrap();
+            file.write_all_at(&[1], at).unwrap();
+            bed.place(&other);
+            assert_eq!(fs::read(&other).unwrap(), bed.bytes);
+        }
     }
 
     #[test]

@@ -9,7 +9,8 @@ use super::BootCache;
 use crate::file_error::FileError;
 use crate::home::make_private_dir;
 use crate::machine::{
-    BaseMap, MachineDir, MachineDirError, NodesIn, create_overlay, needed_chunks, replace_file,
+    BaseMap, MachineDir, MachineDirError, NodesIn, WholePoints, create_overlay, replace_file,
+    whole_points,
 };
 use crate::point::{History, PointError, link_record, record_file_name};
 
@@ -20,6 +21,21 @@ const MAX_NAMED_FINDINGS: usize = 5;
 pub(crate) struct FoundPoint {
     pub(crate) history: History,
     pub(crate) packs: PackSet,
+}
+
+impl FoundPoint {
+    /// The point and those of the earlier ones that have all their chunks.
+    pub(crate) fn whole(&self) -> Result<WholePoints<'_>, PointError> {
+        let own = self.history.own().id();
+        let whole = whole_points(self.history.sound(), &self.packs)?;
+        match whole.points.first() {
+            Some((point, _)) if point.id() == own => Ok(whole),
+            _ => Err(PointError::Unsound {
+                id: own.short(),
+                findings: vec!["some of its chunks are lost".to_owned()],
+            }),
+        }
+    }
 }
 
 /// Why a point's data is not in a machine's directory.
@@ -76,15 +92,15 @@ pub(crate) fn fill_from_point(
     for path in [dir.packs(), dir.records(), dir.disk()] {
         make_private_dir(&path)?;
     }
-    let ids = needed_chunks(found.history.points(), &found.packs).map_err(PointError::from)?;
-    found.packs.pin_into(&dir.packs(), &ids)?;
-    for (point, file) in found.history.with_files() {
+    let whole = found.whole()?;
+    found.packs.pin_into(&dir.packs(), &whole.chunks)?;
+    for (point, file) in whole.points {
         link_record(file, &dir.records().join(record_file_name(&point.id())))?;
     }
     let own = PackSet::open([dir.packs()]);
-    let record = found.history.points()[0].record();
+    let record = found.history.own().record();
     let disk = record.disk(ROOT_DISK).ok_or_else(|| PointError::Unsound {
-        id: found.history.points()[0].id().short(),
+        id: found.history.own().id().short(),
         findings: vec!["it has no root disk".to_owned()],
     })?;
     let base = BaseMap::of_point(disk).encode();

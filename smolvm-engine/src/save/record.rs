@@ -2,8 +2,9 @@
 
 use agent_protocol::message::Processes;
 use snapshot_format::{
-    AgentVersion, Arch, BootBlobs, DiskMap, GuestOs, GuestProcess, HostContract, MachineModel,
-    MachineSpec, MemoryRegion, PointRecord, ProcessList, StateRecord, UnknownName, WallTime,
+    AgentVersion, Arch, BootBlobs, DiskMap, GuestOs, GuestProcess, HostContract, LimitError,
+    MachineModel, MachineSpec, MemoryRegion, PointRecord, ProcessList, StateRecord, UnknownName,
+    WallTime,
 };
 use thiserror::Error;
 use vmm_core::machine::X86MachineRecord;
@@ -90,6 +91,14 @@ pub(crate) fn assemble(
         in_flight: Vec::new(),
         processes: host.processes.map(listed),
     })
+}
+
+/// Whether a machine's points are within the limits of the format, as far as that is known when it is made.
+///
+/// # Errors
+/// The first limit that is exceeded.
+pub(crate) fn check_limits(machine: &MachineFile) -> Result<(), LimitError> {
+    spec_of(machine, machine.spec.cpus.unwrap_or(1)).check()
 }
 
 fn spec_of(machine: &MachineFile, vcpus: u8) -> MachineSpec {

@@ -24,7 +24,7 @@ use crate::channel::capture::UnitState;
 use crate::channel::control::{CheckpointDone, CheckpointRequest};
 use crate::machine::BaseMap;
 use crate::phase::Phase;
-use crate::point::PointError;
+use crate::point::{Output, PointError};
 use crate::save::chunk_sink::ChunkSink;
 use crate::save::maps::Maps;
 use crate::save::{disk_capture, record};
@@ -35,6 +35,8 @@ const SYNC_PATIENCE: Duration = Duration::from_millis(200);
 /// What a supervisor remembers between captures.
 #[derive(Default)]
 pub(super) struct CaptureState {
+    /// The point at which this run of the machine began: its memory may still be filled from it.
+    pub(super) begun_at: Option<Arc<Point>>,
     /// The point that memory is equal to, but for the pages that the VMM notes as written.
     pub(super) base: Option<Arc<Point>>,
     /// The layer that the VMM's disk writes to, by name, as far as is known.
@@ -68,10 +70,14 @@ pub(super) fn checkpoint(
         ..CaptureOptions::default()
     };
     let capture = store.begin_capture(options)?;
+    let output = request.output.as_deref();
+    let output = output.map(|target| Output::begin(target, &capture));
+    let output = output.transpose()?;
     Phase::CaptureBegun.reached();
     let synced = shared.sync_guest(SYNC_PATIENCE);
 
     let mut run = Run {
+        output,
         shared,
         processes: synced.map(|report| report.processes),
         socket: None,
@@ -98,6 +104,8 @@ pub(super) fn checkpoint(
 
 /// One capture.
 struct Run<'a> {
+    /// The checkpoint directory, where one is asked for.
+    output: Option<Output>,
     shared: &'a Shared,
     /// What ran in the guest, as its agent listed it.
     processes: Option<Processes>,
@@ -181,9 +189,10 @@ impl Run<'_> {
             chunks: &ids,
             sealed: &sealed,
         };
+        let output = self.output.take();
         let published = self
             .pin_into_machine(&new)
-            .and_then(|()| self.publish(store, request, &machine, &new));
+            .and_then(|()| self.publish(store, request, output, &machine, &new));
         if let Err(error) = published {
             self.unpin(&point.id(), &pinned_before);
             return Err(error);
@@ -194,8 +203,11 @@ impl Run<'_> {
         match self.move_head(&machine, &point, request) {
             Ok(head) => {
                 state.base = self.shared.branchable.then(|| point.clone());
-                if let Err(error) = self.rebase(&machine, &head) {
-                    tracing::warn!(%error, "former layers of the disk are kept");
+                match self.rebase(&machine, &head) {
+                    Ok(()) if head.is_durable() => self.keep_history(state.begun_at.as_deref()),
+                    // A power failure may bring the former head back.
+                    Ok(()) => {}
+                    Err(error) => tracing::warn!(%error, "former layers of the disk are kept"),
                 }
             }
             Err(error) => {

@@ -175,7 +175,8 @@ fn start(
     let machine = recorded.visible()?;
     Phase::RunRecorded.reached();
     let restored = restore.is_some();
-    let base = restore.filter(|_| machine.branchable).map(Arc::new);
+    let begun_at = restore.map(Arc::new);
+    let base = begun_at.clone().filter(|_| machine.branchable);
     let shared = Arc::new(Shared {
         dir: dir.clone(),
         vmm_socket: Mutex::new(vmm.socket.try_clone().map_err(ChannelError::Io)?),
@@ -189,6 +190,7 @@ fn start(
         restored,
         rebooted: AtomicBool::new(false),
         capture: Mutex::new(CaptureState {
+            begun_at,
             base,
             vmm_top: machine.disk.layers.last().cloned(),
         }),

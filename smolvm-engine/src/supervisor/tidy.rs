@@ -6,7 +6,7 @@ use std::path::Path;
 
 use cas_store::{ChunkId, PackSet, StoreError};
 use snapshot_format::map::SeenNodes;
-use snapshot_format::{CheckpointId, ChunkRef, InvalidId, MapReader, NodeSource};
+use snapshot_format::{CheckpointId, ChunkRef, InvalidId, MapReader, NodeSource, Point};
 use thiserror::Error;
 
 use crate::file_error::FileError;
@@ -45,7 +45,7 @@ pub(super) fn tidy(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyEr
         RecordedState::Created | RecordedState::Stopped => tidy_files(dir, machine),
         RecordedState::Running { .. } | RecordedState::Failed { .. } => {
             tidy_files(dir, machine)?;
-            tidy_points(dir, machine)
+            keep_history(dir, machine, None)
         }
     }
 }
@@ -58,15 +58,27 @@ fn tidy_files(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> 
     remove_others(dir.path(), |name| !name.starts_with(TEMPORARY_PREFIX))
 }
 
-fn tidy_points(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> {
+/// Gives up the points that the machine keeps beyond its head, the last earlier ones that it is to keep, and `also`. Nothing is
+/// given up where one of them is damaged: what it lacks may be in what would go.
+pub(super) fn keep_history(
+    dir: &MachineDir,
+    machine: &MachineFile,
+    also: Option<&Point>,
+) -> Result<(), TidyError> {
     let history = history(dir, machine)?;
-    let points = history.iter().flat_map(History::points);
+    let kept = history.iter().flat_map(History::sound);
+    let points: Vec<&Point> = kept.map(|(point, _)| point).chain(also).collect();
     let packs = PackSet::open([dir.packs()]);
-    let mut needed = needed_chunks(points.clone(), &packs)?;
+    let mut needed = needed_chunks(points.iter().copied(), &packs)?;
     let base = BaseMap::read(&dir.disk().join(&machine.disk.base))?;
     needed.extend(base_chunks(&base, &packs)?);
     packs.keep_only(&needed)?;
-    let records: HashSet<String> = points.map(|point| record_file_name(&point.id())).collect();
+    let mut records: HashSet<String> = points
+        .iter()
+        .map(|point| record_file_name(&point.id()))
+        .collect();
+    let earlier = history.iter().flat_map(History::earlier);
+    records.extend(earlier.map(|generation| record_file_name(&generation.entry().id)));
     remove_others(&dir.records(), |name| records.contains(name))
 }
 
@@ -94,7 +106,13 @@ fn history(dir: &MachineDir, machine: &MachineFile) -> Result<Option<History>, T
     let id: CheckpointId = head.parse()?;
     let file = dir.records().join(record_file_name(&id));
     let head = read_point(&file, Some(id))?;
-    Ok(Some(History::follow(head, &file, &dir.records())?))
+    let records = dir.records();
+    Ok(Some(History::follow(
+        head,
+        &file,
+        &records,
+        machine.history,
+    )))
 }
 
 /// Removes the files of a directory whose names are not kept.

@@ -24,7 +24,7 @@ use super::console::ConsoleSink;
 use super::dial::DialSocket;
 use super::disk::{RootDisk, WriteLog};
 use super::fill::{FillError, fill, fill_while_it_runs};
-use crate::backend::{self, BackendError};
+use crate::backend::{self, BackendError, TscMismatch};
 use crate::channel::messages::{ConsoleNote, StartDescriptors, StartMachine};
 use crate::machine::{BaseMap, BaseMapError, BoundedLog, ChunkBase, ChunkSource, OnDamage};
 use crate::phase::Phase;
@@ -53,6 +53,8 @@ pub(crate) enum StartError {
     Backend(#[from] BackendError),
     #[error(transparent)]
     Hypervisor(#[from] HypervisorError),
+    #[error(transparent)]
+    Tsc(#[from] TscMismatch),
     #[error(transparent)]
     Profile(#[from] ProfileError),
     #[error(transparent)]
@@ -191,6 +193,7 @@ impl Parts {
     ) -> Result<RunningMachine, StartError> {
         let record = X86MachineRecord::find(&point.states)?;
         x86::check_profile(&record.cpuid, &self.cpu()?.cpuid)?;
+        backend::check_tsc(record.tsc_khz, self.cpu()?)?;
         let machine = self.build(record, on_event, on_note)?;
         let (ram, source) = (machine.ram().clone(), chunks_for(&self.request));
         // The instructions of a deterministic machine take the same time wherever its memory comes from, but nothing is gained.

@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 
 use snapshot_format::Point;
 
-use super::super::layers::MERGE_ABOVE;
 use super::dialogue::Switched;
 use super::error::CheckpointError;
 use super::{CaptureState, Run};
@@ -16,6 +15,7 @@ use crate::file_error::FileError;
 use crate::machine::{BaseMap, Change, MachineDirError, MachineFile, create_overlay, replace_file};
 use crate::phase::Phase;
 use crate::point::sync_directory;
+use crate::supervisor::layers::MERGE_ABOVE;
 
 /// A layer that takes the place of others.
 pub(super) struct Merged {
@@ -29,6 +29,13 @@ pub(super) struct MovedHead {
     base: String,
     /// It is known to survive a power failure.
     durable: bool,
+}
+
+impl MovedHead {
+    /// Whether it is known to survive a power failure.
+    pub(super) fn is_durable(&self) -> bool {
+        self.durable
+    }
 }
 
 impl Run<'_> {
@@ -128,6 +135,7 @@ impl Run<'_> {
             machine.disk.next += 1;
             machine.head = Some(point.id().to_string());
             machine.store = Some(request.store.clone());
+            machine.history = request.history;
         });
         let durable = match change {
             Change::Done(_) => true,

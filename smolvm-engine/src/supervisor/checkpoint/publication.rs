@@ -9,12 +9,14 @@ use snapshot_format::{CheckpointId, LineageEntry, Point};
 use super::Run;
 use super::error::CheckpointError;
 use crate::channel::control::CheckpointRequest;
+use crate::error_chain::chain;
 use crate::machine::MachineFile;
 use crate::phase::Phase;
 use crate::point::{
-    History, PointError, Publication, publish, read_point, record_file_name, sync_directory,
-    write_synced,
+    History, Output, PointError, Publication, publish, read_point, record_file_name,
+    sync_directory, write_synced,
 };
+use crate::supervisor::tidy;
 
 /// A point that is sealed and to become durable.
 pub(super) struct NewPoint<'a> {
@@ -73,28 +75,32 @@ impl Run<'_> {
         &self,
         store: &Store,
         request: &CheckpointRequest,
+        output: Option<Output>,
         machine: &MachineFile,
         new: &NewPoint<'_>,
     ) -> Result<(), CheckpointError> {
         let dir = &self.shared.dir;
         let id = PointId(new.point.id().0);
         let line = LineageEntry::from(new.point).to_line();
-        let Some(output) = &request.output else {
+        let (Some(output), Some(path)) = (output, &request.output) else {
             return Ok(store.put_point(&id, new.record, &line)?);
         };
         let earlier = self.earlier(machine, request.history)?;
         let earlier_packs = PackSet::open([dir.packs()]);
-        let published = publish(&Publication {
-            target: output,
+        let publication = Publication {
             record: new.record,
             chunks: new.chunks,
             earlier: earlier.as_ref(),
             earlier_packs: &earlier_packs,
             sealed: new.sealed,
-        })?;
+        };
+        let published = publish(output, &publication)?;
         Phase::Published.reached();
-        if let Err(error) = store.register_directory(&id, output, &line) {
-            published.withdraw();
+        if let Err(error) = store.register_directory(&id, path, &line) {
+            if let Err(error) = published.withdraw() {
+                let error = chain(&error);
+                tracing::error!(%error, "a checkpoint that failed is left behind");
+            }
             return Err(error.into());
         }
         Ok(())
@@ -110,13 +116,30 @@ impl Run<'_> {
             return Ok(None);
         };
         let records = self.shared.dir.records();
-        if limit == 0 {
+        let Some(before_head) = limit.checked_sub(1) else {
             return Ok(None);
-        }
+        };
         let file = records.join(record_file_name(&head));
-        let head = read_point(&file, Some(head))?;
-        Ok(Some(
-            History::follow(head, &file, &records)?.limit(limit - 1),
-        ))
+        match read_point(&file, Some(head)) {
+            Ok(head) => Ok(Some(History::follow(head, &file, &records, before_head))),
+            // The new point is sound without it.
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "the earlier points are left out");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Gives up what the machine need not keep any more. Where that fails it costs room.
+    pub(super) fn keep_history(&self, begun_at: Option<&Point>) {
+        let dir = &self.shared.dir;
+        let kept = match dir.read() {
+            Ok(Some(machine)) => tidy::keep_history(dir, &machine, begun_at),
+            Ok(None) => Ok(()),
+            Err(error) => return tracing::warn!(%error, "earlier points are kept"),
+        };
+        if let Err(error) = kept {
+            tracing::warn!(error = %chain(&error), "earlier points are kept");
+        }
     }
 }
