@@ -111,8 +111,16 @@ phases! {
     LayersDropped = "layers-dropped", Checkpoint, Supervisor;
     /// What the target of an undo needs is linked into a directory of the machine's.
     TargetHeld = "target-held", Undo, Command;
-    /// The state that is left is saved, or given up; the guest may still run.
-    StateKept = "state-kept", Undo, Supervisor;
+    /// The machine stands, and what it needs to go back in place is read; nothing is changed.
+    UndoReady = "undo-ready", Undo, Vmm;
+    /// `machine.json` says that the machine goes on at the target; the VMM does not know.
+    UndoDecided = "undo-decided", Undo, Supervisor;
+    /// Memory is the target's, no unit is loaded.
+    UndoMemoryBack = "undo-memory-back", Undo, Vmm;
+    /// The machine runs at the target; the supervisor does not know.
+    UndoneInPlace = "undone-in-place", Undo, Vmm;
+    /// The guest is set up at the target.
+    UndoSetUp = "undo-set-up", Undo, Supervisor;
     /// Nothing runs, the machine pins the target; `machine.json` is as it was.
     TargetPinned = "target-pinned", Undo, Command;
     /// `machine.json` says that the machine goes on at the target; former layers are still there.

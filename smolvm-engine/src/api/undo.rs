@@ -8,8 +8,7 @@ use super::undo_target::UndoTarget;
 use crate::api::error::EngineError;
 use crate::api::{Engine, MachineState};
 use crate::channel::control::{
-    CheckpointDone, CheckpointRequest, Control, ControlReply, StartReport, Trouble, UndoAnswer,
-    UndoRequest,
+    CheckpointRequest, Control, ControlReply, StartReport, Trouble, UndoRequest,
 };
 use crate::machine::{Change, MachineDir, MachineFile};
 use crate::name::MachineName;
@@ -71,10 +70,8 @@ pub struct KeptState {
     pub id: String,
     /// Its short id.
     pub short_id: String,
-    /// The store that it lies in.
+    /// The store that it lies in, or will lie in: its data may be on its way there still.
     pub store: PathBuf,
-    /// How long the guest stood still for it.
-    pub paused: Duration,
 }
 
 impl Engine {
@@ -101,17 +98,27 @@ impl Engine {
         let target = self.undo_target(name, &file, options.to.as_deref())?;
         let point = target.point();
         check_sound(point, &target.found.packs)?;
-        self.check_host(point, file.spec.backend)?;
-        let held = HeldPoint::take(&dir, &target.found)?;
-        Phase::TargetHeld.reached();
-
-        let left = if dir.is_running()? {
-            self.leave(name, &dir, &file, options, progress)?
-        } else {
-            self.leave_what_ended(name, &dir, &file, options)?
+        let held = match target.pinned {
+            true => None,
+            false => Some(HeldPoint::take(&dir, &target.found)?),
         };
-        // Nothing runs from here on.
-        self.put_back(&dir, name, &held, &target)?;
+        Phase::TargetHeld.reached();
+        let (left, in_place) = if dir.is_running()? {
+            self.leave(name, &file, &target, options, progress)?
+        } else {
+            self.check_host(point, file.spec.backend)?;
+            (self.leave_what_ended(name, &dir, &file, options)?, None)
+        };
+        let is_in_place = in_place.is_some();
+        let report = match in_place {
+            Some(report) => report,
+            None => {
+                // Nothing runs from here on.
+                self.wait_for_end(name, &dir)?;
+                self.put_back(&dir, name, file.undos, &target)?;
+                self.launch(name, &dir)?
+            }
+        };
         drop(held);
         let undone = |backend: String| Undone {
             id: point.id().to_string(),
@@ -120,14 +127,14 @@ impl Engine {
             message: point.record().message.clone(),
             kept: left.kept,
             lost: left.lost,
-            in_place: false,
+            in_place: is_in_place,
             backend,
             silent: None,
             not_set_up: None,
             pending: Vec::new(),
             took: begin.elapsed(),
         };
-        match self.launch(name, &dir)? {
+        match report {
             StartReport::Ready { backend, pending } => Ok(Undone {
                 pending,
                 ..undone(backend)
@@ -180,15 +187,15 @@ impl Engine {
         }
     }
 
-    /// Ends a machine that runs, with its state kept if that is wanted.
+    /// Leaves a machine that runs, with its state kept if that is wanted: in place, or nothing runs afterwards.
     fn leave(
         &self,
         name: &MachineName,
-        dir: &MachineDir,
         file: &MachineFile,
+        target: &UndoTarget,
         options: &UndoOptions,
         progress: &dyn Progress,
-    ) -> Result<Left, EngineError> {
+    ) -> Result<(Left, Option<StartReport>), EngineError> {
         let store = self.last_store(file);
         let keep = (!options.discard).then(|| CheckpointRequest {
             store: store.clone(),
@@ -197,30 +204,35 @@ impl Engine {
             message: String::new(),
         });
         let mut phases = Phases::new(progress);
-        let request = Control::Undo(UndoRequest { keep });
+        let request = Control::Undo(UndoRequest {
+            target: target.point().id().to_string(),
+            held: !target.pinned,
+            keep,
+        });
         let reply = self.control_with_progress(name, &request, &mut |phase, done, total| {
             phases.report(phase, done, total);
         });
         drop(phases);
-        let left = match reply {
-            Ok(ControlReply::Undone(UndoAnswer { kept, lost })) => Left {
-                kept: kept.map(|done| kept_state(done, store)),
-                lost,
-            },
-            Ok(ControlReply::Failed { message, .. }) => {
-                return Err(EngineError::NotKept {
-                    name: name.clone(),
-                    reason: message,
+        match reply {
+            Ok(ControlReply::Undone(answer)) => {
+                let kept = answer.kept.map(|kept| KeptState {
+                    id: kept.id,
+                    short_id: kept.short_id,
+                    store,
                 });
+                let lost = answer.lost;
+                Ok((Left { kept, lost }, answer.in_place))
             }
-            // A supervisor that ends or was killed: the lock below tells when its VMM is gone too.
-            _ => Left {
-                kept: None,
-                lost: (!options.discard).then(|| "its processes were killed".to_owned()),
-            },
-        };
-        self.wait_for_end(name, dir)?;
-        Ok(left)
+            Ok(ControlReply::Failed { message, .. }) => Err(EngineError::NotKept {
+                name: name.clone(),
+                reason: message,
+            }),
+            // A supervisor that ends or was killed: the run lock tells when its VMM is gone too.
+            _ => {
+                let lost = (!options.discard).then(|| "its processes were killed".to_owned());
+                Ok((Left { kept: None, lost }, None))
+            }
+        }
     }
 
     /// A machine that does not run: what of its state there still is, and whether it may be given up.
@@ -249,16 +261,22 @@ impl Engine {
         Ok(left)
     }
 
-    /// Makes the machine, which does not run, one that goes on at the point.
+    /// Makes the machine, which does not run, one that goes on at the point, unless its supervisor did that since it
+    /// had gone back so often.
     fn put_back(
         &self,
         dir: &MachineDir,
         name: &MachineName,
-        held: &HeldPoint,
+        undos: u64,
         target: &UndoTarget,
     ) -> Result<(), EngineError> {
-        held.pin(&target.found)?;
+        if !target.pinned {
+            HeldPoint::of_undo(dir).pin()?;
+        }
         let file = self.read(name)?;
+        if file.undos > undos {
+            return Ok(());
+        }
         let former = file.disk.clone();
         let disk = prepare_disk(dir, &file, target.point())?;
         Phase::TargetPinned.reached();
@@ -284,13 +302,4 @@ impl Engine {
 struct Left {
     kept: Option<KeptState>,
     lost: Option<String>,
-}
-
-fn kept_state(done: CheckpointDone, store: PathBuf) -> KeptState {
-    KeptState {
-        id: done.id,
-        short_id: done.short_id,
-        store,
-        paused: Duration::from_micros(done.pause_micros),
-    }
 }

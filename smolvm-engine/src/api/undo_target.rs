@@ -22,6 +22,8 @@ const RECORD: &str = ".record";
 pub(super) struct UndoTarget {
     /// The point, and the earlier ones that the machine does not pin yet.
     pub(super) found: FoundPoint,
+    /// The machine pins it.
+    pub(super) pinned: bool,
 }
 
 impl UndoTarget {
@@ -45,10 +47,11 @@ impl Engine {
             .as_deref()
             .ok_or_else(|| EngineError::NoPoint { name: name.clone() })?;
         let head: CheckpointId = head.parse().map_err(PointError::Id)?;
-        let found = match asked {
+        let (found, pinned) = match asked {
             None => {
                 return Ok(UndoTarget {
                     found: pinned(&dir, head)?,
+                    pinned: true,
                 });
             }
             Some(asked) if asked.starts_with('~') => match relative(&dir, head, asked) {
@@ -59,23 +62,23 @@ impl Engine {
                         store: self.last_store(file),
                     });
                 }
-                result => result?,
+                result => (result?, true),
             },
             Some(asked) => self.by_id(name, &dir, file, asked)?,
         };
-        let target = UndoTarget { found };
+        let target = UndoTarget { found, pinned };
         check_fits(file, &dir, head, target.point())?;
         Ok(target)
     }
 
-    /// The only point with this id, or whose id begins so.
+    /// The only point with this id, or whose id begins so, and whether the machine pins it.
     fn by_id(
         &self,
         name: &MachineName,
         dir: &MachineDir,
         file: &MachineFile,
         asked: &str,
-    ) -> Result<FoundPoint, EngineError> {
+    ) -> Result<(FoundPoint, bool), EngineError> {
         let not_there = |candidates: Vec<String>| EngineError::NoSuchPoint {
             name: name.clone(),
             asked: asked.to_owned(),
@@ -89,7 +92,7 @@ impl Engine {
         let mut own = pinned_ids(dir)?;
         own.retain(|id| prefix.matches(id));
         match own.as_slice() {
-            [id] => return Ok(pinned(dir, *id)?),
+            [id] => return Ok((pinned(dir, *id)?, true)),
             [] => {}
             several => return Err(not_there(several.iter().map(CheckpointId::short).collect())),
         }
@@ -97,7 +100,7 @@ impl Engine {
             match find_in_store(&store, asked) {
                 Ok((history, packs)) => {
                     let history = history.limit(DEFAULT_HISTORY);
-                    return Ok(FoundPoint { history, packs });
+                    return Ok((FoundPoint { history, packs }, false));
                 }
                 Err(EngineError::Point(PointError::NotInStore { candidates, .. }))
                     if candidates.len() > 1 =>

@@ -38,6 +38,8 @@ pub(crate) struct BeginCapture {
     pub(crate) merge: bool,
     /// Send all of memory, not only what changed since the last capture that succeeded.
     pub(crate) full: bool,
+    /// Leave the machine standing after the instant, until it goes back or the capture is over.
+    pub(crate) stay: bool,
     /// Number of 64 KiB slots of the window.
     pub(crate) slots: u32,
 }

@@ -29,6 +29,8 @@ pub(crate) enum Control {
     /// Leave the machine for a point; answered by any number of [`ControlReply::Progress`] and then by
     /// [`ControlReply::Undone`].
     Undo(UndoRequest),
+    /// Wait until nothing is being saved.
+    Settle,
 }
 
 /// How to save.
@@ -47,6 +49,10 @@ pub(crate) struct CheckpointRequest {
 /// How to leave a machine for a point.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UndoRequest {
+    /// Full id of the point to go to.
+    pub(crate) target: String,
+    /// It is not the machine's own yet, but held for it.
+    pub(crate) held: bool,
     /// How to keep the present state; without it that is given up.
     pub(crate) keep: Option<CheckpointRequest>,
 }
@@ -54,10 +60,32 @@ pub(crate) struct UndoRequest {
 /// What became of a machine that was left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UndoAnswer {
-    /// The state that was kept.
-    pub(crate) kept: Option<CheckpointDone>,
+    /// The state that was kept; it may not be published yet.
+    pub(crate) kept: Option<KeptPoint>,
     /// Why nothing was kept although it was to be.
     pub(crate) lost: Option<String>,
+    /// The machine went back in place, so far; otherwise nothing runs any more.
+    pub(crate) in_place: Option<StartReport>,
+}
+
+/// A state that was left.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KeptPoint {
+    /// Its full id.
+    pub(crate) id: String,
+    /// Its short id.
+    pub(crate) short_id: String,
+}
+
+/// How far the state that the last undo left is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum KeptStatus {
+    /// Not durable yet.
+    Saving,
+    /// In its store.
+    Saved,
+    /// It could not be kept.
+    Failed(String),
 }
 
 /// A saved point.
@@ -106,7 +134,7 @@ pub(crate) enum ControlReply {
     },
     /// To [`Control::Checkpoint`].
     Saved(CheckpointDone),
-    /// To [`Control::Undo`]: nothing runs any more.
+    /// To [`Control::Undo`].
     Undone(UndoAnswer),
     /// Done.
     Done,
@@ -142,6 +170,8 @@ pub(crate) struct LiveStatus {
     pub(crate) started_unix: u64,
     /// The kernel's last word about a lack of memory.
     pub(crate) out_of_memory: Option<String>,
+    /// The state that the last undo left, by full id.
+    pub(crate) kept: Option<(String, KeptStatus)>,
 }
 
 /// Why a guest that runs is not ready.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::capture::BeginCapture;
+use super::undo::GoBack;
 use crate::machine::Backend;
 
 /// From the supervisor.
@@ -16,6 +17,8 @@ pub(crate) enum ToVmm {
     ConsoleInput(Vec<u8>),
     /// Capture the machine. Descriptors: see [`CaptureDescriptors`](super::capture::CaptureDescriptors).
     Capture(BeginCapture),
+    /// Go back to a point in place. Descriptors: see [`GoBackDescriptors`](super::undo::GoBackDescriptors).
+    GoBack(GoBack),
     /// End: stop the vCPUs and leave.
     Quit,
 }

@@ -10,6 +10,7 @@ pub(crate) mod control;
 pub(crate) mod control_socket;
 pub(crate) mod messages;
 mod raw;
+pub(crate) mod undo;
 
 use std::io::{self, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};

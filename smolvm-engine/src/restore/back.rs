@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use cas_store::PackSet;
 use snapshot_format::Point;
 use snapshot_format::verify::ROOT_DISK;
 
@@ -20,33 +19,44 @@ use crate::point::{PointError, link_record, record_file_name};
 /// Directory in a machine's own in which the target of an undo is held until the machine pins it.
 const HELD: &str = "target";
 
-/// A point, and earlier ones, held in a machine's directory: whatever becomes of stores, checkpoints and the
-/// machine's own pins meanwhile, the machine can go there.
-///
-/// One that a killed command left is taken away by the next undo.
+/// A point, and earlier ones, held in a machine's directory: whatever becomes of stores and checkpoints meanwhile, the machine
+/// can go there. What a killed command left is taken away by the next undo.
 #[derive(Debug)]
 pub(crate) struct HeldPoint {
     dir: MachineDir,
     path: PathBuf,
 }
 
+/// Takes a [`HeldPoint`] away at the end of the command that made it.
+#[derive(Debug)]
+pub(crate) struct HeldGuard(HeldPoint);
+
 impl HeldPoint {
-    /// Holds what was found. The machine's operation lock is held by the caller.
-    pub(crate) fn take(dir: &MachineDir, found: &FoundPoint) -> Result<Self, PlaceError> {
-        let held = Self {
+    /// What an undo of this machine holds.
+    pub(crate) fn of_undo(dir: &MachineDir) -> Self {
+        Self {
             dir: dir.clone(),
             path: dir.path().join(HELD),
-        };
-        held.remove()?;
-        for path in [held.path.clone(), held.packs(), held.records()] {
-            make_private_dir(&path)?;
         }
-        held.link(found, &held.packs(), &held.records())?;
+    }
+
+    /// Holds what was found. The machine's operation lock is held by the caller.
+    pub(crate) fn take(dir: &MachineDir, found: &FoundPoint) -> Result<HeldGuard, PlaceError> {
+        let held = HeldGuard(Self::of_undo(dir));
+        held.0.remove()?;
+        let (packs, records) = (held.0.packs(), held.0.records());
+        for path in [&held.0.path, &packs, &records] {
+            make_private_dir(path)?;
+        }
+        let whole = found.whole()?;
+        found.packs.pin_into(&packs, &whole.chunks)?;
+        for (point, file) in whole.points {
+            link_record(file, &records.join(record_file_name(&point.id())))?;
+        }
         Ok(held)
     }
 
-    /// The packs of what is held.
-    pub(crate) fn packs(&self) -> PathBuf {
+    fn packs(&self) -> PathBuf {
         self.path.join("packs")
     }
 
@@ -55,25 +65,23 @@ impl HeldPoint {
     }
 
     /// The machine pins what is held; durable.
-    pub(crate) fn pin(&self, found: &FoundPoint) -> Result<(), PlaceError> {
-        let held = FoundPoint {
-            history: found.history.clone(),
-            packs: PackSet::open([self.packs(), self.dir.packs()]),
-        };
-        self.link(&held, &self.dir.packs(), &self.dir.records())?;
-        Ok(sync_directory(&self.dir.records())?)
-    }
-
-    fn link(&self, found: &FoundPoint, packs: &Path, records: &Path) -> Result<(), PlaceError> {
-        let whole = found.whole()?;
-        found.packs.pin_into(packs, &whole.chunks)?;
-        for (point, file) in whole.points {
-            let name = record_file_name(&point.id());
-            let (to, held) = (records.join(&name), self.records().join(&name));
-            let from = if held.exists() { &held } else { file };
-            if !to.exists() {
-                link_record(from, &to)?;
+    pub(crate) fn pin(&self) -> Result<(), PlaceError> {
+        for (from, to) in [
+            (self.packs(), self.dir.packs()),
+            (self.records(), self.dir.records()),
+        ] {
+            let list = || FileError::at("list", &from);
+            for entry in fs::read_dir(&from).map_err(list())? {
+                let entry = entry.map_err(list())?;
+                let target = to.join(entry.file_name());
+                match fs::hard_link(entry.path(), &target) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                        return Err(FileError::at("link to", &target)(error).into());
+                    }
+                    _ => {}
+                }
             }
+            sync_directory(&to)?;
         }
         Ok(())
     }
@@ -88,9 +96,9 @@ impl HeldPoint {
     }
 }
 
-impl Drop for HeldPoint {
+impl Drop for HeldGuard {
     fn drop(&mut self) {
-        if let Err(error) = self.remove() {
+        if let Err(error) = self.0.remove() {
             tracing::warn!(error = %crate::error_chain::chain(&error), "links of an undo are kept");
         }
     }
@@ -135,6 +143,21 @@ pub(crate) fn prepare_disk(
 }
 
 impl PreparedDisk {
+    /// The map of the disk's base.
+    pub(crate) fn base_path(&self, dir: &MachineDir) -> PathBuf {
+        dir.disk().join(&self.base)
+    }
+
+    /// The empty layer, by name.
+    pub(crate) fn layer_name(&self) -> String {
+        self.layer.clone()
+    }
+
+    /// The empty layer.
+    pub(crate) fn layer_path(&self, dir: &MachineDir) -> PathBuf {
+        dir.disk().join(&self.layer)
+    }
+
     /// Makes `machine` one that goes on at `point` when it starts: the change of `machine.json` that decides an
     /// undo.
     pub(crate) fn put_into(self, machine: &mut MachineFile, point: &Point) {

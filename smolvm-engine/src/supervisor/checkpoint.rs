@@ -8,7 +8,7 @@ mod publication;
 
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use agent_protocol::message::Processes;
@@ -20,9 +20,10 @@ pub(crate) use self::error::CheckpointError;
 use self::head::Merged;
 use self::publication::NewPoint;
 use super::shared::Shared;
+use super::undo::WayBack;
 use crate::channel::capture::UnitState;
-use crate::channel::control::{CheckpointDone, CheckpointRequest};
-use crate::machine::BaseMap;
+use crate::channel::control::{CheckpointDone, CheckpointRequest, KeptPoint};
+use crate::machine::{BaseMap, MachineFile};
 use crate::phase::Phase;
 use crate::point::{Output, PointError};
 use crate::save::chunk_sink::ChunkSink;
@@ -52,11 +53,36 @@ pub(super) fn checkpoint(
     request: &CheckpointRequest,
     progress: OnProgress<'_>,
 ) -> Result<CheckpointDone, CheckpointError> {
-    let begin = Instant::now();
     let mut state = shared
         .capture
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
+    save(shared, request, progress, &mut state, None)
+}
+
+/// Saves the machine, which goes back once it is captured. The point becomes no head.
+pub(super) fn keep(
+    shared: &Shared,
+    request: &CheckpointRequest,
+    progress: OnProgress<'_>,
+    state: &mut CaptureState,
+    way_back: &mut WayBack<'_>,
+) -> Result<KeptPoint, CheckpointError> {
+    let done = save(shared, request, progress, state, Some(way_back))?;
+    Ok(KeptPoint {
+        id: done.id,
+        short_id: done.short_id,
+    })
+}
+
+fn save(
+    shared: &Shared,
+    request: &CheckpointRequest,
+    progress: OnProgress<'_>,
+    state: &mut CaptureState,
+    mut way_back: Option<&mut WayBack<'_>>,
+) -> Result<CheckpointDone, CheckpointError> {
+    let begin = Instant::now();
     if shared.has_ended() {
         return Err(CheckpointError::Ended);
     }
@@ -74,7 +100,11 @@ pub(super) fn checkpoint(
     let output = output.map(|target| Output::begin(target, &capture));
     let output = output.transpose()?;
     Phase::CaptureBegun.reached();
-    let synced = shared.sync_guest(SYNC_PATIENCE);
+    // An undo asks nothing of a guest that may be broken.
+    let synced = match way_back {
+        None => shared.sync_guest(SYNC_PATIENCE),
+        Some(_) => None,
+    };
 
     let mut run = Run {
         output,
@@ -92,14 +122,27 @@ pub(super) fn checkpoint(
         progress,
         begin,
     };
-    let result = run.save(&mut state, capture, &job);
-    let result = result.inspect_err(|_| run.abort(&mut state));
+    let result = run.save(state, capture, &job, way_back.as_deref_mut());
+    let result = result.inspect_err(|_| run.abort(state));
+    if way_back.is_some_and(|way_back| way_back.has_left()) {
+        // Its disk is another.
+        return result;
+    }
     match run.switched {
         Switched::Yes => state.vmm_top = run.added_layer,
         Switched::Unknown => state.vmm_top = None,
         Switched::No => {}
     }
     result
+}
+
+/// How the VMM captures.
+#[derive(Debug, Clone, Copy)]
+struct Capturing {
+    /// All of memory.
+    full: bool,
+    /// The machine stays where it is afterwards.
+    stay: bool,
 }
 
 /// One capture.
@@ -132,9 +175,10 @@ struct Job<'a> {
 impl Run<'_> {
     fn save(
         &mut self,
-        state: &mut MutexGuard<'_, CaptureState>,
+        state: &mut CaptureState,
         capture: Capture,
         job: &Job<'_>,
+        mut way_back: Option<&mut WayBack<'_>>,
     ) -> Result<CheckpointDone, CheckpointError> {
         let &Job {
             store,
@@ -151,10 +195,20 @@ impl Run<'_> {
         let disk_base = BaseMap::read(&self.shared.dir.disk().join(&machine.disk.base))?;
         let maps = Maps::new(&capture, machine_packs, &disk_base);
         let mut sink = ChunkSink::new(&capture, machine.spec.memory_bytes)?;
-        let instant = self.receive(&mut machine, base.is_none(), &mut sink, progress)?;
+        let leaves = way_back.is_some();
+        let how = Capturing {
+            full: base.is_none(),
+            stay: leaves,
+        };
+        let instant = self.receive(&mut machine, how, &mut sink, progress)?;
+        if let Some(way_back) = &mut way_back {
+            way_back.go(state);
+        }
+        // A machine that has left keeps its state, whoever waits for it.
+        let go_on = |phase| leaves || progress(phase, 0, None);
         let memory = sink.finish(base.as_deref(), &maps)?;
         Phase::MemoryStored.reached();
-        progress("disk", 0, None);
+        go_on("disk");
         let disk =
             disk_capture::capture_disk(&self.shared.dir, &machine, &disk_base, &capture, &maps)?;
         Phase::DiskStored.reached();
@@ -177,44 +231,28 @@ impl Run<'_> {
         let (point, bytes) = Point::seal(record).map_err(PointError::from)?;
         capture.limit_packs(&ids, MAX_PACKS_PER_POINT)?;
         let data_before = capture.stats();
-        if !progress("publishing", 0, None) {
+        if !go_on("publishing") {
             return Err(CheckpointError::Cancelled);
+        }
+        if let Some(way_back) = &mut way_back {
+            way_back.known(&KeptPoint {
+                id: point.id().to_string(),
+                short_id: point.id().short(),
+            });
         }
         let sealed = capture.seal()?;
         Phase::PacksSealed.reached();
-        let pinned_before = self.pinned_packs()?;
+        let point = Arc::new(point);
         let new = NewPoint {
             point: &point,
             record: &bytes,
             chunks: &ids,
             sealed: &sealed,
         };
-        let output = self.output.take();
-        let published = self
-            .pin_into_machine(&new)
-            .and_then(|()| self.publish(store, request, output, &machine, &new));
-        if let Err(error) = published {
-            self.unpin(&point.id(), &pinned_before);
-            return Err(error);
-        }
-        Phase::Registered.reached();
-        let point = Arc::new(point);
-        // The point is published and durable: it stands even if the machine cannot take it as its head.
-        match self.move_head(&machine, &point, request) {
-            Ok(head) => {
-                state.base = self.shared.branchable.then(|| point.clone());
-                match self.rebase(&machine, &head) {
-                    Ok(()) if head.is_durable() => self.keep_history(state.begun_at.as_deref()),
-                    // A power failure may bring the former head back.
-                    Ok(()) => {}
-                    Err(error) => tracing::warn!(%error, "former layers of the disk are kept"),
-                }
-            }
-            Err(error) => {
-                tracing::error!(error = %crate::error_chain::chain(&error), "the head was not moved");
-                self.unpin(&point.id(), &pinned_before);
-                self.abort(state);
-            }
+        if leaves {
+            self.publish(store, request, None, &machine, &new)?;
+        } else {
+            self.make_head(state, job, &machine, &point, &new)?;
         }
         let stats = sealed.stats();
         let data_bytes = point.record().data_bytes;
@@ -232,6 +270,45 @@ impl Run<'_> {
             shared_bytes: data_bytes.saturating_sub(stored),
             tracked: self.shared.branchable,
         })
+    }
+
+    /// Publishes the point and makes it the machine's head.
+    fn make_head(
+        &mut self,
+        state: &mut CaptureState,
+        job: &Job<'_>,
+        machine: &MachineFile,
+        point: &Arc<Point>,
+        new: &NewPoint<'_>,
+    ) -> Result<(), CheckpointError> {
+        let pinned_before = self.pinned_packs()?;
+        let output = self.output.take();
+        let published = self
+            .pin_into_machine(new)
+            .and_then(|()| self.publish(job.store, job.request, output, machine, new));
+        if let Err(error) = published {
+            self.unpin(&point.id(), &pinned_before);
+            return Err(error);
+        }
+        Phase::Registered.reached();
+        // The point is published and durable: it stands even if the machine cannot take it as its head.
+        match self.move_head(machine, point, job.request) {
+            Ok(head) => {
+                state.base = self.shared.branchable.then(|| point.clone());
+                match self.rebase(machine, &head) {
+                    Ok(()) if head.is_durable() => self.keep_history(state.begun_at.as_deref()),
+                    // A power failure may bring the former head back.
+                    Ok(()) => {}
+                    Err(error) => tracing::warn!(%error, "former layers of the disk are kept"),
+                }
+            }
+            Err(error) => {
+                tracing::error!(error = %crate::error_chain::chain(&error), "the head was not moved");
+                self.unpin(&point.id(), &pinned_before);
+                self.abort(state);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Answering commands on the control socket.
 
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -109,10 +110,19 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
         }
         Control::Undo(request) => {
             let _saving = shared.begin_save();
-            match undo(shared, &request, &report_to(connection)) {
-                Ok(answer) => reply(connection, &ControlReply::Undone(answer), &[]),
-                Err(error) => fail(connection, chain(&error)),
+            let report = report_to(connection);
+            let undone = undo(shared, &request, &report, &mut |answer| {
+                reply(connection, &ControlReply::Undone(answer), &[]);
+                // Whoever asked need not wait for what follows, and may be gone.
+                drop(connection.shutdown(Shutdown::Both));
+            });
+            if let Err(error) = undone {
+                fail(connection, chain(&error));
             }
+        }
+        Control::Settle => {
+            drop(shared.capture.lock());
+            reply(connection, &ControlReply::Done, &[]);
         }
         Control::ConsoleInput(bytes) => match shared.tell_vmm(&ToVmm::ConsoleInput(bytes), &[]) {
             Ok(()) => reply(connection, &ControlReply::Done, &[]),
@@ -164,6 +174,7 @@ fn status(shared: &Arc<Shared>, ping: bool) -> LiveStatus {
         vmm_pid: shared.vmm_pid,
         started_unix: shared.started_unix,
         out_of_memory: shared.out_of_memory(),
+        kept: shared.kept(),
     }
 }
 

@@ -134,7 +134,8 @@ fn set_up(shared: &Arc<Shared>, resets: u64) -> Result<Vec<String>, SetUpError> 
     })?;
     let machine = shared.dir.read()?;
     if let Some(machine) = machine.filter(|file| !file.has_identity && !file.keep_identity) {
-        let identity = identity::new_identity(&machine.name, shared.restored)?;
+        let restored = shared.restored || machine.undos > 0;
+        let identity = identity::new_identity(&machine.name, restored)?;
         if guest.must_all("new identity", |agent| agent.set_identity(&identity))? {
             Phase::IdentityGiven.reached();
             let change = shared.dir.change(|machine| machine.has_identity = true);

@@ -11,7 +11,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use super::agent::AgentDialer;
 use super::checkpoint::CaptureState;
-use crate::channel::control::Trouble;
+use crate::channel::control::{KeptStatus, Trouble};
 use crate::channel::messages::{EndReason, ToVmm};
 use crate::channel::{self, ChannelError};
 use crate::error_chain::chain;
@@ -67,6 +67,8 @@ pub(super) struct Live {
     /// The run is recorded, files are closed.
     pub(super) finished: bool,
     pub(super) out_of_memory: Option<String>,
+    /// The state that the last undo left.
+    pub(super) kept: Option<(String, KeptStatus)>,
     /// Commands that are being answered.
     pub(super) commands: usize,
     /// Those of them that save: they go on after the machine's end.
@@ -237,6 +239,10 @@ impl Shared {
     /// How often the guest has reset itself.
     pub(super) fn resets(&self) -> u64 {
         self.live().resets
+    }
+
+    pub(super) fn kept(&self) -> Option<(String, KeptStatus)> {
+        self.live().kept.clone()
     }
 
     pub(super) fn out_of_memory(&self) -> Option<String> {

@@ -1,17 +1,66 @@
-//! A machine that runs is left for a point: its state is kept if that is wanted, then it ends.
+//! A machine that runs goes back to a point: in place where its VMM can, else by its end.
+//!
+//! Order: the state is captured, if it is to be kept, and the guest does not run on after that; the VMM says that it is ready;
+//! `machine.json` is made to say that the machine is at the target, which decides it; the VMM loads the target. Whatever fails or is
+//! killed before the decision leaves the machine where it was, everything after it is settled by a start at the target.
 
-use std::sync::Arc;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::checkpoint::{CheckpointError, OnProgress, checkpoint};
-use super::shared::Shared;
-use crate::channel::control::{UndoAnswer, UndoRequest};
+use snapshot_format::{CheckpointId, Point};
+use thiserror::Error;
+
+use super::checkpoint::{CaptureState, CheckpointError, OnProgress, keep};
+use super::shared::{Live, Shared};
+use crate::channel::control::{
+    KeptPoint, KeptStatus, StartReport, Trouble, UndoAnswer, UndoRequest,
+};
+use crate::channel::messages::ToVmm;
+use crate::channel::undo::{GoBack, GoBackEvent, GoBackRequest};
+use crate::channel::{self, ChannelError};
+use crate::error_chain::chain;
+use crate::file_error::FileError;
+use crate::machine::{Change, DiskFile, MachineDirError, RecordedState};
 use crate::phase::Phase;
+use crate::point::{PointError, read_point, record_file_name};
+use crate::restore::{HeldPoint, PlaceError, PreparedDisk, prepare_disk};
 
 /// How long the end of a VMM may take to be noted after a capture failed by it.
 const END_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the VMM may take for a step.
+const VMM_PATIENCE: Duration = Duration::from_secs(60);
+/// How often somebody who waits for the guest's set-up looks.
+const LOOK: Duration = Duration::from_secs(60);
 
-/// Keeps the state if asked to, and ends the machine.
+/// Why a machine does not go back in place.
+#[derive(Debug, Error)]
+pub(super) enum InPlaceError {
+    #[error(transparent)]
+    Dir(#[from] MachineDirError),
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error(transparent)]
+    Point(#[from] PointError),
+    #[error(transparent)]
+    Io(#[from] FileError),
+    #[error("the VMM does not answer")]
+    Channel(#[from] ChannelError),
+    #[error("the machine is gone")]
+    Gone,
+    #[error("the VMM: {0}")]
+    Vmm(String),
+}
+
+/// Called once, as soon as the machine is at the target and the id of its former state is known; that state is
+/// published afterwards.
+pub(super) type OnAnswer<'a> = &'a mut dyn FnMut(UndoAnswer);
+
+/// Goes back, in place or by ending the VMM, and says so by `answer` unless this fails.
 ///
 /// # Errors
 ///
@@ -20,23 +69,270 @@ pub(super) fn undo(
     shared: &Arc<Shared>,
     request: &UndoRequest,
     progress: OnProgress<'_>,
-) -> Result<UndoAnswer, CheckpointError> {
-    let mut answer = UndoAnswer {
-        kept: None,
-        lost: None,
+    answer: OnAnswer<'_>,
+) -> Result<(), CheckpointError> {
+    let mut state = shared
+        .capture
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let mut way_back = WayBack {
+        shared,
+        request,
+        answer: Some(answer),
+        went: None,
+        left: false,
+        former: None,
     };
-    if let Some(keep) = &request.keep {
-        match checkpoint(shared, keep, progress) {
-            Ok(done) => answer.kept = Some(done),
+    let mut lost = None;
+    match &request.keep {
+        Some(how) => match keep(shared, how, progress, &mut state, &mut way_back) {
+            Ok(kept) => way_back.finish(Some(kept), None),
+            Err(error) if way_back.left => {
+                tracing::error!(error = %chain(&error), "the state that was left is not kept");
+                lost = Some(chain(&error));
+            }
             Err(error) if shared.wait_end(END_PATIENCE) => {
                 tracing::info!(%error, "the state cannot be kept");
-                answer.lost = Some("it ended before it was saved".to_owned());
+                lost = Some("it ended before it was saved".to_owned());
             }
             Err(error) => return Err(error),
+        },
+        None => way_back.go(&mut state),
+    }
+    way_back.finish(None, lost);
+    way_back.remove_former_files();
+    Ok(())
+}
+
+/// The way to the target, once the state that is left is captured or given up.
+pub(super) struct WayBack<'a> {
+    shared: &'a Arc<Shared>,
+    request: &'a UndoRequest,
+    /// Until it was given.
+    answer: Option<OnAnswer<'a>>,
+    /// How it went, once it was gone.
+    went: Option<Went>,
+    /// The state before is not the machine's any more.
+    left: bool,
+    /// Files of the disk before.
+    former: Option<DiskFile>,
+}
+
+enum Went {
+    /// In place; the guest is being set up, which is the set-up after so many resets.
+    InPlace(u64),
+    /// Not at all: the VMM ends, and a start at the target follows.
+    Nowhere,
+}
+
+impl WayBack<'_> {
+    /// Goes to the target in place; where that fails the VMM has to end.
+    pub(super) fn go(&mut self, state: &mut CaptureState) {
+        let went = match self.in_place(state) {
+            Ok(resets) => Went::InPlace(resets),
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "not in place: another VMM takes its place");
+                Went::Nowhere
+            }
+        };
+        self.went = Some(went);
+        self.left = true;
+    }
+
+    /// The id of the state that was left is known, its data is stored but not durable: that is enough for an answer
+    /// when the machine runs at the target already.
+    pub(super) fn known(&mut self, kept: &KeptPoint) {
+        if matches!(self.went, Some(Went::InPlace(_))) {
+            self.shared
+                .change(|live| live.kept = Some((kept.id.clone(), KeptStatus::Saving)));
+            self.finish(Some(kept.clone()), None);
         }
     }
-    Phase::StateKept.reached();
-    shared.quit_vmm();
-    shared.wait_finished();
-    Ok(answer)
+
+    /// Answers, unless that was done: then only notes how keeping the state ended.
+    fn finish(&mut self, kept: Option<KeptPoint>, lost: Option<String>) {
+        let Some(answer) = self.answer.take() else {
+            self.shared.change(|live| {
+                if let Some((id, status)) = &mut live.kept {
+                    match (&kept, lost) {
+                        (Some(_), _) => *status = KeptStatus::Saved,
+                        (None, Some(lost)) => *status = KeptStatus::Failed(lost),
+                        (None, None) => tracing::debug!(%id, "kept"),
+                    }
+                }
+            });
+            return;
+        };
+        let in_place = match self.went.take() {
+            Some(Went::InPlace(resets)) => Some(self.wait_set_up(resets)),
+            Some(Went::Nowhere) | None => {
+                self.shared.quit_vmm();
+                self.shared.wait_finished();
+                None
+            }
+        };
+        answer(UndoAnswer {
+            kept,
+            lost,
+            in_place,
+        });
+    }
+
+    /// Waits until the guest is set up at the target, and says how that went.
+    fn wait_set_up(&self, resets: u64) -> StartReport {
+        let shared = self.shared;
+        let over = |live: &Live| {
+            live.end.is_some() || live.resets != resets || live.ready || live.trouble.is_some()
+        };
+        while !shared.wait(LOOK, over) {}
+        Phase::UndoSetUp.reached();
+        if shared.is_ready() {
+            return StartReport::Ready {
+                backend: shared.backend.clone(),
+                pending: shared.pending(),
+            };
+        }
+        if !shared.has_ended() {
+            let reset = || Trouble::Silent("it was reset while it was set up".to_owned());
+            return StartReport::NotReady(shared.trouble().unwrap_or_else(reset));
+        }
+        shared.wait_finished();
+        let machine = shared.dir.read().ok().flatten();
+        let why = match machine.map(|machine| machine.state) {
+            Some(RecordedState::Failed { reason } | RecordedState::Damaged { reason }) => reason,
+            _ => "it ended".to_owned(),
+        };
+        StartReport::Failed {
+            message: format!("the guest ended while it was set up: {why}"),
+            hint: None,
+        }
+    }
+
+    /// Whether the state before is not the machine's any more.
+    pub(super) fn has_left(&self) -> bool {
+        self.left
+    }
+
+    /// Goes to the target in place. Returns how often the guest counts as reset then.
+    fn in_place(&mut self, state: &mut CaptureState) -> Result<u64, InPlaceError> {
+        let shared = self.shared;
+        let dir = &shared.dir;
+        if self.request.held {
+            HeldPoint::of_undo(dir).pin()?;
+        }
+        let id: CheckpointId = self.request.target.parse().map_err(PointError::Id)?;
+        let record_path = dir.records().join(record_file_name(&id));
+        let target = read_point(&record_path, Some(id))?;
+        let machine = dir.read()?.ok_or(InPlaceError::Gone)?;
+        let prepared = prepare_disk(dir, &machine, &target)?;
+        let top = prepared.layer_name();
+        let rebooted = shared.rebooted.swap(false, Ordering::SeqCst);
+        let base = state.base.take().filter(|_| !rebooted);
+        let base = base.map(|base| dir.records().join(record_file_name(&base.id())));
+
+        let (ours, theirs) = UnixStream::pair().map_err(ChannelError::Io)?;
+        ours.set_read_timeout(Some(VMM_PATIENCE))
+            .map_err(ChannelError::Io)?;
+        let [record, map, layer] = [
+            open(&record_path, File::options().read(true))?,
+            open(&prepared.base_path(dir), File::options().read(true))?,
+            open(
+                &prepared.layer_path(dir),
+                File::options().read(true).write(true),
+            )?,
+        ];
+        let base = base.and_then(|base| File::open(base).ok());
+        let mut descriptors = vec![theirs.as_fd(), record.as_fd(), map.as_fd(), layer.as_fd()];
+        descriptors.extend(base.as_ref().map(AsFd::as_fd));
+        let message = ToVmm::GoBack(GoBack {
+            pack_directories: vec![dir.packs()],
+        });
+        shared.tell_vmm(&message, &descriptors)?;
+        drop(theirs);
+        let GoBackEvent::Ready = hear(&ours)? else {
+            return Err(InPlaceError::Vmm("an unexpected answer".to_owned()));
+        };
+        self.decide(&ours, prepared, &target)?;
+        let GoBackEvent::Back {
+            pause_micros,
+            chunks,
+        } = hear(&ours)?
+        else {
+            return Err(InPlaceError::Vmm("an unexpected answer".to_owned()));
+        };
+        tracing::info!(pause_micros, chunks, "the machine went back in place");
+        state.base = shared.branchable.then(|| Arc::new(target));
+        state.vmm_top = Some(top);
+        let change = dir.change(|machine| {
+            machine.restore = None;
+            machine.state = RecordedState::Running {
+                backend: shared.backend.clone(),
+            };
+        });
+        change.visible()?;
+        // As after a reset: whoever set the guest up before is told to do it again.
+        let mut resets = 0;
+        shared.change(|live| {
+            live.ready = false;
+            live.trouble = None;
+            live.pending.clear();
+            live.resets += 1;
+            resets = live.resets;
+        });
+        Ok(resets)
+    }
+}
+
+impl WayBack<'_> {
+    /// Makes the machine's file say that the machine is at the target, and tells the VMM.
+    fn decide(
+        &mut self,
+        socket: &UnixStream,
+        disk: PreparedDisk,
+        target: &Point,
+    ) -> Result<(), InPlaceError> {
+        let dir = &self.shared.dir;
+        let mut former = None;
+        let change = dir.change(|machine| {
+            former = Some(machine.disk.clone());
+            disk.put_into(machine, target);
+        });
+        let durable = matches!(change, Change::Done(_));
+        change.visible()?;
+        // A power failure may bring the former files back into use otherwise.
+        self.former = former.filter(|_| durable);
+        Phase::UndoDecided.reached();
+        self.shared.change(|live| {
+            live.ready = false;
+            live.trouble = None;
+            live.pending.clear();
+            live.out_of_memory = None;
+        });
+        Ok(channel::send(socket, &GoBackRequest::Decided, &[])?)
+    }
+
+    /// Removes the files of the disk before, which nothing names any more. Not before the state that was left
+    /// is kept: they hold its disk.
+    fn remove_former_files(&self) {
+        let Some(former) = &self.former else {
+            return;
+        };
+        for name in former.layers.iter().chain([&former.base]) {
+            if let Err(error) = std::fs::remove_file(self.shared.dir.disk().join(name)) {
+                tracing::warn!(%name, %error, "a former file of the disk was not removed");
+            }
+        }
+    }
+}
+
+fn open(path: &Path, options: &OpenOptions) -> Result<File, FileError> {
+    options.open(path).map_err(FileError::at("open", path))
+}
+
+/// What the VMM says next.
+fn hear(socket: &UnixStream) -> Result<GoBackEvent, InPlaceError> {
+    match channel::receive(socket)?.message {
+        GoBackEvent::Failed { message, .. } => Err(InPlaceError::Vmm(message)),
+        event => Ok(event),
+    }
 }

@@ -18,7 +18,7 @@ use snapshot_format::StateRecord;
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_core::Gpa;
-use vmm_core::machine::{MachineError, RunningMachine};
+use vmm_core::machine::{MachineError, PausedMachine, RunningMachine};
 use vmm_core::ram::{GuestRam, PAGE_BYTES};
 use vmm_core::tracker::{DirtySet, TrackerError};
 
@@ -67,12 +67,25 @@ pub(super) struct Captured {
     taken: DirtySet,
     /// The disk at the instant.
     pub(super) frozen: FrozenView,
+    /// The machine stands since.
+    stays: bool,
 }
 
 impl Captured {
-    /// Undoes what the capture took from the machine's tracker. One that was reset meanwhile has another.
-    pub(super) fn give_back(&self, machine: &RunningMachine) {
+    /// Undoes what the capture took from the machine's tracker; a machine that it left standing runs on. One that was
+    /// reset meanwhile has another tracker.
+    pub(super) fn give_back(&self, machine: &mut RunningMachine) {
         machine.tracker().give_back(&self.taken);
+        if self.stays
+            && let Err(error) = machine.pause().and_then(PausedMachine::resume)
+        {
+            tracing::error!(%error, "the machine does not run on");
+        }
+    }
+
+    /// The pages that it took: what changed since the point before.
+    pub(super) fn into_taken(self) -> DirtySet {
+        self.taken
     }
 }
 
@@ -116,10 +129,15 @@ pub(super) fn capture(
         taken: DirtySet::empty(machine.ram()),
         switched: false,
     };
+    let stays = setup.request.stay;
     let result = run(machine, setup, &mut progress, socket);
     let Progress { taken, switched } = progress;
     match result {
-        Ok(frozen) => Ok(Captured { taken, frozen }),
+        Ok(frozen) => Ok(Captured {
+            taken,
+            frozen,
+            stays,
+        }),
         Err(error) => {
             machine.tracker().give_back(&taken);
             Err(Failed { error, switched })
@@ -135,7 +153,9 @@ fn run(
 ) -> Result<FrozenView, CaptureError> {
     let CaptureSetup {
         disk,
-        request: BeginCapture { full, slots, .. },
+        request: BeginCapture {
+            full, stay, slots, ..
+        },
         tracked,
         window,
         top,
@@ -175,7 +195,12 @@ fn run(
         sender.send_set(&last)?;
     }
     let instant = SystemTime::now();
-    paused.resume()?;
+    let standing = if stay {
+        Some(paused)
+    } else {
+        paused.resume()?;
+        None
+    };
     let pause_micros = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
     Phase::Resumed.reached();
     sender.send_kept(&kept)?;
@@ -187,6 +212,9 @@ fn run(
         taken: (since.as_secs(), since.subsec_nanos()),
     })?;
     socket.send(CaptureEvent::MemoryDone)?;
+    if let Some(paused) = standing {
+        paused.stay();
+    }
     Ok(frozen)
 }
 

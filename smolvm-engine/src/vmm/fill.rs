@@ -174,7 +174,7 @@ impl FillSource for PointMemory {
 }
 
 /// Nodes of the point's maps.
-struct Nodes<'a>(&'a ChunkSource);
+pub(super) struct Nodes<'a>(pub(super) &'a ChunkSource);
 
 impl NodeSource for Nodes<'_> {
     type Error = ReadError;

@@ -12,6 +12,7 @@ mod fill;
 mod notes;
 mod run;
 mod start;
+mod undo;
 
 pub(crate) use run::run;
 pub(crate) use start::{Parts, StartError};

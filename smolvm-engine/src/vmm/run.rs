@@ -14,8 +14,10 @@ use super::capture::{CaptureError, CaptureSetup, Captured, Failed, capture};
 use super::capture_socket::{CaptureSocket, Over};
 use super::notes::Notes;
 use super::start::{Parts, StartError};
+use super::undo;
 use crate::channel::capture::{BeginCapture, CaptureDescriptors, CaptureEvent};
 use crate::channel::messages::{ConsoleNote, EndReason, FromVmm, ToVmm};
+use crate::channel::undo::GoBack;
 use crate::channel::{self as socket_channel, ChannelError, Received};
 use crate::error_chain::chain;
 use crate::machine::is_damage;
@@ -207,7 +209,7 @@ impl Vmm {
                 Input::CaptureOver => {
                     // A nudge of an earlier capture finds this one not over.
                     if let Some(over) = self.held.as_ref().and_then(|held| held.socket.over()) {
-                        self.end_capture(&guest.machine, over);
+                        self.end_capture(&mut guest.machine, over);
                     }
                 }
                 Input::Request(ToVmm::ConsoleInput(bytes), _) => {
@@ -216,9 +218,12 @@ impl Vmm {
                 Input::Request(ToVmm::Capture(request), descriptors) => {
                     // The supervisor makes one capture at a time: the former one is over.
                     if let Some(over) = self.held.as_ref().map(|held| held.socket.wait_over()) {
-                        self.end_capture(&guest.machine, over);
+                        self.end_capture(&mut guest.machine, over);
                     }
                     self.capture(guest, request, descriptors);
+                }
+                Input::Request(ToVmm::GoBack(request), descriptors) => {
+                    self.go_back(guest, request, descriptors);
                 }
                 Input::Request(ToVmm::Quit, _) | Input::SupervisorGone => {
                     return Ok(Outcome::Ended(EndReason::Asked));
@@ -298,8 +303,34 @@ impl Vmm {
         }
     }
 
+    /// Goes back in place. Where that fails half-way the machine stands, and the supervisor ends this process.
+    fn go_back(&mut self, guest: &mut Guest, request: GoBack, descriptors: Vec<OwnedFd>) {
+        let held = self.held.take();
+        let taken = held.map(|held| (held.reset, held.captured.into_taken()));
+        let files = match undo::Files::open(&self.parts, request, descriptors, self.booted) {
+            Ok(files) => files,
+            Err((socket, error)) => {
+                if let Some(socket) = socket {
+                    undo::tell_failure(&socket, &error, false);
+                }
+                return;
+            }
+        };
+        let taken = taken.and_then(|(reset, taken)| (!reset).then_some(taken));
+        match undo::go_back(&mut guest.machine, &self.parts, files, taken) {
+            undo::Outcome::Back(disk) => {
+                self.parts.set_disk(disk);
+                self.panic = None;
+                self.booted = false;
+                guest.ended.store(false, Ordering::SeqCst);
+            }
+            undo::Outcome::Same => {}
+            undo::Outcome::Between => tracing::error!("the machine is between two states"),
+        }
+    }
+
     /// Ends the capture at hand: it was published, or what it took is given back.
-    fn end_capture(&mut self, machine: &RunningMachine, over: Over) {
+    fn end_capture(&mut self, machine: &mut RunningMachine, over: Over) {
         let Some(held) = self.held.take() else {
             return;
         };

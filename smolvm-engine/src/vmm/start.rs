@@ -4,11 +4,13 @@ use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cow_disk::{Base, LayerError, LayerId, LayeredDisk, OverlayError};
 use snapshot_format::{Point, PointRecord};
 use thiserror::Error;
+use vmm_core::host_side::BlockBackend;
 use vmm_core::hypervisor::{Hypervisor, HypervisorError, X86Capabilities};
 use vmm_core::machine::{
     BuiltMachine, EventListener, MachineBuilder, MachineError, RunningMachine, VsockConfig,
@@ -257,10 +259,7 @@ impl Parts {
                 on_note,
             )))
             .seed(self.request.deterministic.unwrap_or_default())
-            .root_disk(Arc::new(RootDisk {
-                disk: self.disk.clone(),
-                log: self.writes.clone(),
-            }))
+            .root_disk(self.root_disk(self.disk.clone()))
             .vsock(VsockConfig {
                 cid: self.request.vsock_cid,
                 backend: self.dial.clone(),
@@ -272,6 +271,43 @@ impl Parts {
     /// Whether the first start goes on at a point.
     pub(super) fn restores(&self) -> bool {
         self.request.restore
+    }
+
+    /// A disk as the machine's root disk.
+    pub(super) fn root_disk(&self, disk: Arc<LayeredDisk>) -> Arc<dyn BlockBackend> {
+        Arc::new(RootDisk {
+            disk,
+            log: self.writes.clone(),
+        })
+    }
+
+    /// A disk of an empty layer over this map, whose chunks may also be in these directories.
+    pub(super) fn disk_over(
+        &self,
+        map: OwnedFd,
+        layer: File,
+        packs: &[PathBuf],
+    ) -> Result<Arc<LayeredDisk>, StartError> {
+        let map = BaseMap::decode(&read_all(&map.into(), "disk's base")?)?;
+        let base = ChunkBase::new(self.chunks_and(packs), map).on_damage(self.on_damage.clone());
+        let disk = LayeredDisk::from_files(Base::reader(Arc::new(base)), Vec::new(), layer)?;
+        Ok(Arc::new(disk))
+    }
+
+    /// The machine's chunks, and those in these directories.
+    pub(super) fn chunks_and(&self, packs: &[PathBuf]) -> ChunkSource {
+        let mut directories = self.request.pack_directories.clone();
+        for directory in packs {
+            if !directories.contains(directory) {
+                directories.push(directory.clone());
+            }
+        }
+        ChunkSource::new(&directories, self.request.other_pack_directories.clone())
+    }
+
+    /// The machine's root disk is this one now.
+    pub(super) fn set_disk(&mut self, disk: Arc<LayeredDisk>) {
+        self.disk = disk;
     }
 
     /// The root disk.
@@ -307,7 +343,7 @@ impl Parts {
 }
 
 /// Reads a file from its beginning, wherever its position is.
-fn read_all(mut file: &File, part: &'static str) -> Result<Vec<u8>, StartError> {
+pub(super) fn read_all(mut file: &File, part: &'static str) -> Result<Vec<u8>, StartError> {
     let mut read = || -> io::Result<Vec<u8>> {
         file.rewind()?;
         let length = file.metadata()?.len().min(MAX_BOOT_FILE_BYTES);

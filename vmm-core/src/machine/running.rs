@@ -300,6 +300,11 @@ impl PausedMachine<'_> {
         self.machine.tracker()
     }
 
+    /// Leaves the machine at rest: it stands until it was paused again, and runs on after that.
+    pub fn stay(mut self) {
+        self.resumed = true;
+    }
+
     /// Lets devices, then vCPUs run again. A machine that had ended stays at rest.
     pub fn resume(mut self) -> Result<(), MachineError> {
         self.resumed = true;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use snapshot_format::WallTime;
 
 use super::error::CheckpointError;
-use super::{CaptureState, OnProgress, Run};
+use super::{CaptureState, Capturing, OnProgress, Run};
 use crate::channel::capture::{BeginCapture, CaptureEvent, CaptureRequest, UnitState};
 use crate::channel::messages::ToVmm;
 use crate::channel::{self as socket_channel, ChannelError};
@@ -37,11 +37,11 @@ impl Run<'_> {
     pub(super) fn receive(
         &mut self,
         machine: &mut MachineFile,
-        full: bool,
+        how: Capturing,
         sink: &mut ChunkSink<'_>,
         progress: OnProgress<'_>,
     ) -> Result<Moment, CheckpointError> {
-        self.begin(machine, full, sink)?;
+        self.begin(machine, how, sink)?;
         let mut total = None;
         let mut instant = None;
         loop {
@@ -82,7 +82,7 @@ impl Run<'_> {
     fn begin(
         &mut self,
         machine: &MachineFile,
-        full: bool,
+        how: Capturing,
         sink: &ChunkSink<'_>,
     ) -> Result<(), CheckpointError> {
         let (ours, theirs) = UnixStream::pair().map_err(ChannelError::Io)?;
@@ -100,7 +100,8 @@ impl Run<'_> {
         let merged = merged.transpose()?;
         let request = ToVmm::Capture(BeginCapture {
             merge: merged.is_some(),
-            full,
+            full: how.full,
+            stay: how.stay,
             slots: WINDOW_SLOTS,
         });
         let mut descriptors = vec![theirs.as_fd(), window.as_fd(), top.as_fd()];
