@@ -57,9 +57,9 @@ pub use agent_protocol;
 pub use api::{
     AgentConnection, Checkpoint, CheckpointOptions, CreateFromOptions, CreateOptions,
     DEFAULT_HISTORY, DeterministicError, DeterministicMachine, Engine, EngineError, EngineOptions,
-    ErrorCode, ExecOptions, ExecOutput, ExecSession, ExecWriter, KeptState, LogEntry,
-    MachineDigest, MachineInfo, MachineState, PointSource, StartOptions, Started, StopOptions,
-    Stopped, UndoOptions, Undone, doctor, process,
+    ErrorCode, ExecOptions, ExecOutput, ExecSession, ExecWriter, KeptState, LeftState, LogEntry,
+    MachineDigest, MachineInfo, MachineState, PointSource, Saving, StartOptions, Started,
+    StopOptions, Stopped, UndoOptions, Undone, doctor, process,
 };
 pub use channel::ChannelError;
 pub use durable_files::FileError;

@@ -17,3 +17,4 @@ mod memory;
 mod phases;
 mod refused;
 mod time;
+mod undo;

@@ -1,5 +1,6 @@
 //! The group `machine`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use smolvm_engine::{DEFAULT_HISTORY, MachineName};
 
 use super::unavailable::UnavailableFlags;
 use super::values;
-use super::{CopyArgs, CreateArgs, ExecArgs, RunArgs, ShellArgs};
+use super::{CommandArgs, CopyArgs, CreateArgs, ExecArgs, RunArgs, ShellArgs};
 
 /// The commands of the group.
 #[derive(Debug, Subcommand)]
@@ -59,6 +60,12 @@ pub(crate) enum MachineCommand {
             The state that is left is saved first; going there again is `undo --to` its id."
     )]
     Undo(UndoArgs),
+    /// Run a command, and go back to before it if it fails
+    #[command(
+        long_about = "Save the machine, run a command, and go back to before it if it, or the check after it, fails.\n\n\
+            Exit codes: those of exec, of whichever failed."
+    )]
+    Try(TryArgs),
 }
 
 /// One machine, named as `NAME`, `--name NAME` or `-n NAME`.
@@ -225,6 +232,20 @@ pub(crate) struct UndoArgs {
     /// Give the present state up instead of saving it first
     #[arg(long)]
     pub(crate) discard: bool,
+}
+
+/// `machine try`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm try --name agent --check 'make test' -- ./migrate.sh")]
+pub(crate) struct TryArgs {
+    /// The machine [default: $SMOLVM_MACHINE_NAME, or the only one]
+    #[arg(long, short)]
+    pub(crate) name: Option<MachineName>,
+    /// Shell command that has to succeed afterwards, too
+    #[arg(long, value_name = "CMD")]
+    pub(crate) check: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) command: CommandArgs,
 }
 
 /// `machine checkpoint-log`.

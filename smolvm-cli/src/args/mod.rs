@@ -22,7 +22,7 @@ pub(crate) use image::{ImageBuildArgs, ImageCommand, ImageImportArgs};
 pub(crate) use kernel::{KernelCommand, KernelImportArgs};
 pub(crate) use machine::{
     CheckpointArgs, CheckpointLogArgs, DeleteArgs, ListArgs, LogsArgs, MachineCommand, Named,
-    RenameArgs, RestartArgs, StartArgs, StopArgs, UndoArgs,
+    RenameArgs, RestartArgs, StartArgs, StopArgs, TryArgs, UndoArgs,
 };
 pub(crate) use system::{CompletionsArgs, HelpArgs};
 
@@ -178,6 +178,7 @@ mod tests {
             "machine checkpoint-log --store ./history --machine agent",
             "machine undo --name agent",
             "machine undo --to ~2 --discard",
+            "machine try --check true -- make test",
             "machine run --image debian -- true",
             "machine ls --json",
             "machine status",

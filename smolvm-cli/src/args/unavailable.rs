@@ -5,8 +5,7 @@ use clap::Args;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands that no version has yet, with the group that they will be in.
-const COMMANDS: [(&str, &str); 18] = [
-    ("try", "machine "),
+const COMMANDS: [(&str, &str); 17] = [
     ("autosave", "machine "),
     ("branch", "machine "),
     ("branch-release", "machine "),

@@ -1,7 +1,7 @@
 //! Machines in words and as objects.
 
 use serde_json::{Value, json};
-use smolvm_engine::{MachineInfo, MachineOrigin, MachineState, format_utc};
+use smolvm_engine::{MachineInfo, MachineOrigin, MachineState, Saving, format_utc};
 
 use crate::output::Object;
 
@@ -57,10 +57,23 @@ pub(crate) fn object_of(machine: &MachineInfo) -> Value {
         "created": format_utc(machine.created_unix),
         "started": machine.started_unix.map(format_utc),
         "out_of_memory": machine.out_of_memory,
+        "left": machine.left.as_ref().map(|left| json!({
+            "id": left.id,
+            "state": left.saving.word(),
+            "reason": saving_failed(&left.saving),
+        })),
         "labels": spec.labels,
         "environment": spec.environment,
         "working_directory": spec.working_directory,
     })
+}
+
+/// Why a state that was left is lost, if it is.
+pub(crate) fn saving_failed(saving: &Saving) -> Option<&str> {
+    match saving {
+        Saving::Failed { reason } => Some(reason),
+        _ => None,
+    }
 }
 
 /// The same as a printable object.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use smolvm_engine::{Engine, EngineError, MachineInfo, MachineState, format_utc};
+use smolvm_engine::{Engine, EngineError, LeftState, MachineInfo, MachineState, format_utc};
 
 use super::describe;
 use crate::args::{ListArgs, Named};
@@ -114,6 +114,15 @@ pub(crate) fn status(engine: &Engine, printer: &Printer, args: Named) -> Result<
     Ok(())
 }
 
+/// The state that an undo left.
+fn undone(left: &LeftState) -> String {
+    let id = describe::short(&left.id);
+    match describe::saving_failed(&left.saving) {
+        Some(reason) => format!("{id} is lost: {reason}"),
+        None => format!("{id} {}", left.saving.word()),
+    }
+}
+
 fn lines(machine: &MachineInfo) -> Vec<(&'static str, String)> {
     let spec = &machine.spec;
     let cpus = machine.vcpus.or(spec.cpus);
@@ -145,6 +154,7 @@ fn lines(machine: &MachineInfo) -> Vec<(&'static str, String)> {
     let optional = [
         ("started", machine.started_unix.map(format_utc)),
         ("head", machine.head.clone()),
+        ("undone", machine.left.as_ref().map(undone)),
         ("no memory", machine.out_of_memory.clone()),
         ("directory", spec.working_directory.clone()),
     ];

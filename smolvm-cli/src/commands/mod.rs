@@ -1,5 +1,6 @@
 //! What each command does: typed options in, calls of the engine, results out.
 
+mod attempt;
 mod checkpoint;
 mod copy;
 mod create;
@@ -77,6 +78,10 @@ fn machine(
             checkpoint::checkpoint(&engine()?, printer, args).map(done)
         }
         MachineCommand::CheckpointLog(args) => checkpoint::log(&engine()?, printer, args).map(done),
+        MachineCommand::Try(args) => {
+            let engine = engine().map_err(Failure::around_command)?;
+            attempt::attempt(&engine, printer, args).map_err(Failure::around_command)
+        }
         MachineCommand::Undo(args) => undo::undo(&engine()?, printer, args).map(done),
     }
 }

@@ -1,6 +1,6 @@
 //! What is known about a machine.
 
-use crate::channel::control::LiveStatus;
+use crate::channel::control::{KeptStatus, LiveStatus};
 use crate::machine::{MachineFile, MachineOrigin, MachineSpec, RecordedState};
 use crate::name::MachineName;
 
@@ -73,6 +73,53 @@ pub struct MachineInfo {
     pub ready: bool,
     /// The guest's kernel killed a process for lack of memory.
     pub out_of_memory: Option<String>,
+    /// The state that the last undo left, since the machine was started.
+    pub left: Option<LeftState>,
+}
+
+/// A state that an undo left: is it saved?
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeftState {
+    /// Its full id.
+    pub id: String,
+    /// How far it is.
+    pub saving: Saving,
+}
+
+/// How far something that is saved in the background is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Saving {
+    /// It is not durable yet.
+    Saving,
+    /// It is durable.
+    Saved,
+    /// It is lost.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Saving {
+    /// One word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Saving => "saving",
+            Self::Saved => "saved",
+            Self::Failed { .. } => "failed",
+        }
+    }
+}
+
+fn left_state((id, status): (String, KeptStatus)) -> LeftState {
+    let saving = match status {
+        KeptStatus::Saving => Saving::Saving,
+        KeptStatus::Saved => Saving::Saved,
+        KeptStatus::Failed(reason) => Saving::Failed { reason },
+    };
+    LeftState { id, saving }
 }
 
 /// Puts together what the file of a machine and its supervisor say.
@@ -98,6 +145,7 @@ pub(super) fn describe(file: MachineFile, running: bool, live: Option<LiveStatus
         vcpus: live.as_ref().map(|live| live.vcpus),
         started_unix: live.as_ref().map(|live| live.started_unix),
         ready: live.as_ref().is_some_and(|live| live.answers),
-        out_of_memory: live.and_then(|live| live.out_of_memory),
+        out_of_memory: live.as_ref().and_then(|live| live.out_of_memory.clone()),
+        left: live.and_then(|live| live.kept).map(left_state),
     }
 }

@@ -43,7 +43,7 @@ pub use self::deterministic::{
 pub use self::end::{StopOptions, Stopped};
 pub use self::error::{EngineError, ErrorCode};
 pub use self::exec::{ExecOptions, ExecSession, ExecWriter};
-pub use self::info::{MachineInfo, MachineState};
+pub use self::info::{LeftState, MachineInfo, MachineState, Saving};
 pub use self::power::{StartOptions, Started};
 pub use self::undo::{KeptState, UndoOptions, Undone};
 pub use crate::machine::DEFAULT_HISTORY;

@@ -10,6 +10,7 @@ use snapshot_format::{CheckpointId, IdPrefix, Point};
 use super::create_from::find_in_store;
 use crate::api::error::EngineError;
 use crate::api::{DEFAULT_HISTORY, Engine};
+use crate::channel::control::{Control, ControlReply};
 use crate::machine::{MachineDir, MachineFile};
 use crate::name::MachineName;
 use crate::point::{History, MAX_GENERATIONS, PointError, read_point, record_file_name};
@@ -64,7 +65,13 @@ impl Engine {
                 }
                 result => (result?, true),
             },
-            Some(asked) => self.by_id(name, &dir, file, asked)?,
+            Some(asked) => match self.by_id(name, &dir, file, asked) {
+                // It may be on its way into the store.
+                Err(EngineError::NoSuchPoint { .. }) if self.settle(name) => {
+                    self.by_id(name, &dir, file, asked)?
+                }
+                result => result?,
+            },
         };
         let target = UndoTarget { found, pinned };
         check_fits(file, &dir, head, target.point())?;
@@ -122,6 +129,12 @@ impl Engine {
         stores.dedup();
         stores.retain(|store| store.is_dir());
         stores
+    }
+
+    /// Waits until a running machine is not being saved; false where there is nobody to wait for.
+    fn settle(&self, name: &MachineName) -> bool {
+        let settled = self.control_with_progress(name, &Control::Settle, &mut |_, _, _| ());
+        matches!(settled, Ok(ControlReply::Done))
     }
 
     /// The store that the machine was last saved into, else the default one.

@@ -116,6 +116,8 @@ pub struct RunningMachine {
     pub(super) ended: bool,
     /// The event that did, if a pause found it: the next one to be given out.
     found: Option<MachineEvent>,
+    /// It was left at rest: so are its devices.
+    stays: bool,
 }
 
 impl RunningMachine {
@@ -129,6 +131,7 @@ impl RunningMachine {
             built,
             events,
             ended: false,
+            stays: false,
             found: None,
         };
         machine.run()?;
@@ -169,8 +172,10 @@ impl RunningMachine {
             self.found = Some(event);
             return Err(MachineError::Ended);
         }
-        for slot in &self.built.slots {
-            slot.quiesce();
+        if !std::mem::take(&mut self.stays) {
+            for slot in &self.built.slots {
+                slot.quiesce();
+            }
         }
         Ok(PausedMachine {
             machine: self,
@@ -303,6 +308,7 @@ impl PausedMachine<'_> {
     /// Leaves the machine at rest: it stands until it was paused again, and runs on after that.
     pub fn stay(mut self) {
         self.resumed = true;
+        self.machine.stays = true;
     }
 
     /// Lets devices, then vCPUs run again. A machine that had ended stays at rest.

@@ -1,0 +1,183 @@
+//! Machines that go back: killed at each phase of it, and what a machine that went back holds.
+
+use smolvm_engine::UndoOptions;
+use smolvm_engine::phase::Phase;
+use smolvm_engine::progress::Silent;
+use smolvm_engine::{EngineError, MachineState, chain};
+
+use crate::bed::{Bed, machine, names};
+use crate::killed::{Victim, wait_end};
+use crate::phases::{kill_at, start};
+
+/// The phases that an undo of a running machine reaches before it answers, in order.
+const IN_PLACE: [Phase; 8] = [
+    Phase::TargetHeld,
+    Phase::Paused,
+    Phase::UndoReady,
+    Phase::UndoDecided,
+    Phase::UndoMemoryBack,
+    Phase::UndoneInPlace,
+    Phase::MemoryStored,
+    Phase::UndoSetUp,
+];
+
+/// What is in the guest's file, and in its memory.
+fn found(bed: &Bed) -> String {
+    bed.sh(
+        "m",
+        "cat /root/disk; cat /run/memory 2> /dev/null || echo none",
+    )
+    .replace('\n', " ")
+}
+
+fn set(bed: &Bed, value: u32) {
+    bed.sh(
+        "m",
+        &format!("echo {value} > /root/disk; echo {value} > /run/memory; sync"),
+    );
+}
+
+fn position(phase: Phase) -> usize {
+    IN_PLACE
+        .iter()
+        .position(|other| *other == phase)
+        .expect("a phase of an undo")
+}
+
+/// What a machine may hold that was at 2, had its point at 1, and whose undo was cut off.
+fn expected(phase: Phase, victim: Victim) -> &'static str {
+    let is_before = |other| position(phase) < position(other);
+    match victim {
+        // Who waits for it is gone: it is given up, until it is decided.
+        Victim::Command if is_before(Phase::UndoReady) => "2 2",
+        Victim::Command => "1 1",
+        _ if is_before(Phase::UndoDecided) => "2 none",
+        _ if is_before(Phase::MemoryStored) => "1 1",
+        // It was there and running: its memory went as that of any machine that is killed.
+        _ => "1 none",
+    }
+}
+
+#[test]
+fn an_undo_that_is_killed_at_any_phase_is_done_or_not() {
+    let Some(bed) = Bed::open("an_undo_that_is_killed_at_any_phase_is_done_or_not") else {
+        return;
+    };
+    bed.run(["machine", "create", "--name", "m", "--mem", "256M"])
+        .expect("create");
+    start(&bed, "m", "first");
+    set(&bed, 1);
+    bed.save("m", "one.checkpoint");
+    for phase in IN_PLACE {
+        for victim in Victim::ALL {
+            // The command is not in these.
+            let is_elsewhere = phase == Phase::TargetHeld && victim != Victim::Command;
+            if !is_elsewhere {
+                cut_undo(&bed, phase, victim);
+            }
+        }
+    }
+    let disk = names(&bed.home().join("machines/m/disk"));
+    assert_eq!(disk.len(), 2, "a base and a layer: {disk:?}");
+    assert!(!bed.home().join("machines/m/target").exists());
+}
+
+fn cut_undo(bed: &Bed, phase: Phase, victim: Victim) {
+    let context = format!("{phase:?}, {victim:?}");
+    set(bed, 2);
+    kill_at(bed, phase, victim, "m", &["machine", "undo", "--name", "m"]);
+    if victim == Victim::Command {
+        let expected = expected(phase, victim);
+        // What was decided goes on without the command.
+        let mut looks = 0;
+        while bed.try_exec("m", &["cat", "/run/memory"]).as_deref() != Ok(&expected[2..]) {
+            looks += 1;
+            assert!(looks < 300, "{context}: it does not become {expected}");
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    } else {
+        wait_end(bed, "m");
+        let state = bed.state("m");
+        assert!(
+            matches!(state, MachineState::Failed { .. } | MachineState::Stopped),
+            "{context}: {state:?}"
+        );
+        start(bed, "m", &context);
+    }
+    assert_eq!(found(bed), expected(phase, victim), "{context}");
+    undo(bed, &context);
+    assert_eq!(found(bed), "1 1", "{context}, then an undo");
+}
+
+fn undo(bed: &Bed, context: &str) {
+    // By the command: whoever starts the machine hands down where it is to be held.
+    bed.run(["machine", "undo", "--name", "m", "--discard"])
+        .unwrap_or_else(|error| panic!("{context}: {error}"));
+}
+
+#[test]
+fn an_undo_of_a_stopped_machine_that_is_killed_is_done_or_not() {
+    let Some(bed) = Bed::open("an_undo_of_a_stopped_machine_that_is_killed_is_done_or_not") else {
+        return;
+    };
+    bed.run(["machine", "create", "--name", "m", "--mem", "256M"])
+        .expect("create");
+    start(&bed, "m", "first");
+    set(&bed, 1);
+    bed.save("m", "one.checkpoint");
+    for (phase, expected) in [
+        (Phase::TargetHeld, "2 none"),
+        (Phase::TargetPinned, "2 none"),
+        (Phase::PutBack, "1 1"),
+    ] {
+        let context = format!("{phase:?}");
+        set(&bed, 2);
+        bed.run(["machine", "stop", "--name", "m"]).expect("stop");
+        let arguments = ["machine", "undo", "--name", "m", "--discard"];
+        kill_at(&bed, phase, Victim::Command, "m", &arguments);
+        assert_eq!(bed.state("m"), MachineState::Stopped, "{context}");
+        start(&bed, "m", &context);
+        assert_eq!(found(&bed), expected, "{context}");
+        undo(&bed, &context);
+        assert_eq!(found(&bed), "1 1", "{context}, then an undo");
+    }
+}
+
+#[test]
+fn a_machine_goes_back_to_points_of_its_stores() {
+    let Some(bed) = Bed::open("a_machine_goes_back_to_points_of_its_stores") else {
+        return;
+    };
+    bed.boot("m", &["--mem", "256M"]);
+    set(&bed, 1);
+    let one = bed.save("m", "one.checkpoint");
+    set(&bed, 2);
+    let go = |to: Option<&str>, discard: bool| {
+        let mut options = UndoOptions::default();
+        options.to = to.map(str::to_owned);
+        options.discard = discard;
+        bed.engine.undo(&machine("m"), &options, &Silent)
+    };
+    let undone = go(None, false).expect("undo");
+    assert_eq!(
+        (undone.id.as_str(), undone.in_place),
+        (one.id.as_str(), true)
+    );
+    assert_eq!(found(&bed), "1 1");
+    let kept = undone.kept.expect("the state that was left");
+    // The machine does not pin it: it comes out of the store, and is the machine's own then.
+    go(Some(&kept.short_id), true).unwrap_or_else(|error| panic!("redo: {}", chain(&error)));
+    assert_eq!(found(&bed), "2 2");
+    std::fs::remove_dir_all(bed.path("store")).expect("the store is removed");
+    let error = go(Some("deadbeef"), true).expect_err("a point that is nowhere");
+    assert!(
+        matches!(error, EngineError::NoSuchPoint { .. }),
+        "{error:?}"
+    );
+    bed.sh("m", "echo 3 > /root/disk");
+    go(None, true).expect("its head is its own");
+    assert_eq!(found(&bed), "2 2");
+    // And its parent too.
+    go(Some("~1"), true).expect("it pins its history");
+    assert_eq!(found(&bed), "1 1");
+}
