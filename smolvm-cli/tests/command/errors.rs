@@ -55,7 +55,6 @@ fn wrong_usage() {
 fn what_is_not_there_yet_is_refused() {
     let home = Home::new();
     for line in [
-        "machine try --check true -- false",
         "machine branch --from a --name b",
         "machine branch-release --name b",
         "machine autosave --every 5m",

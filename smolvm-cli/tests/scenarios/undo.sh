@@ -19,7 +19,7 @@ at() {
     [ -z "$complaints" ] || fail "$2: $complaints"
 }
 
-m create --image "$image" --mem 256M > /dev/null
+m create --image "$image" --mem 256M --disk 1G > /dev/null
 m start > /dev/null
 if m undo 2> err; then fail "it went back to no point"; fi
 grep -q 'machine checkpoint' err || fail "no way out is named: $(cat err)"

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cas_store::{ChunkId, MAX_CHUNK_BYTES, ReadError};
+use cas_store::{ChunkId, MAX_CHUNK_BYTES, ReadError, for_all};
 use cow_disk::LayeredDisk;
 use snapshot_format::{ChunkRef, MapReader, MemoryRegion, Point, PointRecord};
 use thiserror::Error;
@@ -28,7 +28,6 @@ use crate::channel::undo::{GoBack, GoBackDescriptors, GoBackEvent, GoBackRequest
 use crate::channel::{self, ChannelError};
 use crate::error_chain::chain;
 use crate::machine::{ChunkSource, MapReadError};
-use crate::on_threads::for_all;
 use crate::phase::Phase;
 
 /// Size in bytes of a chunk.
