@@ -7,7 +7,7 @@ use smolvm_engine::{
 };
 
 use super::session::{self, Foreground};
-use super::{describe, exec, terminal};
+use super::{describe, exec, terminal, undo};
 use crate::args::TryArgs;
 use crate::failure::{self, Failure};
 use crate::interrupt::{Answer, Watch};
@@ -99,13 +99,7 @@ impl WayBack {
                 describe::short(&kept.id)
             ));
         }
-        match undone.silent {
-            None => Ok(()),
-            Some(reason) => Err(Failure::Engine(EngineError::AgentSilent {
-                name: name.clone(),
-                reason,
-            })),
-        }
+        undo::usable(name, undone)
     }
 }
 

@@ -34,6 +34,11 @@ fn report(printer: &Printer, name: &MachineName, undone: Undone) -> Result<(), F
     for step in &undone.pending {
         printer.warning(&format!("not for good: {step}; the next start tries again"));
     }
+    usable(name, undone)
+}
+
+/// A failure where the machine runs at the point, but cannot be worked in.
+pub(super) fn usable(name: &MachineName, undone: Undone) -> Result<(), Failure> {
     let name = name.clone();
     match (undone.silent, undone.not_set_up) {
         (None, None) => Ok(()),
