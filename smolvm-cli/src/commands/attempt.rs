@@ -2,9 +2,7 @@
 
 use std::process::ExitCode;
 
-use smolvm_engine::{
-    CheckpointOptions, Engine, EngineError, ExecOptions, MachineName, UndoOptions,
-};
+use smolvm_engine::{CheckpointOptions, Engine, ExecOptions, MachineName, UndoOptions};
 
 use super::session::{self, Foreground};
 use super::{describe, exec, terminal, undo};
