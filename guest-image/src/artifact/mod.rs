@@ -9,6 +9,7 @@
 pub(crate) mod decompress;
 pub(crate) mod name;
 
+use std::borrow::Cow;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,12 +18,23 @@ use durable_files::{FileBackend, FileError, OsBackend, Staging};
 
 /// A private directory in `collection` in which an artifact is built.
 pub(crate) fn stage(collection: &Path) -> Result<Staging, FileError> {
-    Staging::create(Arc::new(OsBackend), collection)
+    Staging::create(Arc::new(OsBackend), &place_of(collection)?)
+}
+
+/// Where the collection really lies. A user may keep it elsewhere and link to it; below it nothing is followed.
+fn place_of(collection: &Path) -> Result<Cow<'_, Path>, FileError> {
+    let is_link = std::fs::symlink_metadata(collection).is_ok_and(|found| found.is_symlink());
+    if !is_link {
+        return Ok(Cow::Borrowed(collection));
+    }
+    std::fs::canonicalize(collection)
+        .map(Cow::Owned)
+        .map_err(FileError::at("find", collection))
 }
 
 /// Takes an artifact away. Returns false if there is none of that name.
 pub(crate) fn remove(collection: &Path, name: &str) -> Result<bool, FileError> {
-    durable_files::remove_whole(Arc::new(OsBackend), collection, name)
+    durable_files::remove_whole(Arc::new(OsBackend), &place_of(collection)?, name)
 }
 
 /// The [valid names](name::valid_name) in a collection, sorted; an absent
@@ -32,7 +44,11 @@ pub(crate) fn remove(collection: &Path, name: &str) -> Result<bool, FileError> {
 ///
 /// It is there and cannot be listed.
 pub fn names_in(collection: &Path) -> Result<Vec<String>, FileError> {
-    let entries = match OsBackend.list(collection) {
+    let place = match place_of(collection) {
+        Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        place => place?,
+    };
+    let entries = match OsBackend.list(&place) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         result => result.map_err(FileError::at("list", collection))?,
     };
@@ -72,5 +88,21 @@ mod tests {
         assert!(staged.path().exists());
         assert!(remove(home.path(), "a").unwrap());
         assert!(!remove(home.path(), "a").unwrap());
+    }
+
+    #[test]
+    fn a_collection_may_be_a_link() {
+        let home = tempfile::tempdir().unwrap();
+        let elsewhere = home.path().join("elsewhere");
+        let collection = home.path().join("images");
+        std::fs::create_dir(&elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &collection).unwrap();
+        std::fs::create_dir(elsewhere.join("a")).unwrap();
+        assert_eq!(names_in(&collection).unwrap(), ["a"]);
+        let staged = stage(&collection).unwrap();
+        assert!(staged.path().exists());
+        assert!(remove(&collection, "a").unwrap());
+        std::fs::remove_dir_all(&elsewhere).ok();
+        assert!(names_in(&collection).unwrap().is_empty());
     }
 }

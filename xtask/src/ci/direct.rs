@@ -34,10 +34,10 @@ pub fn examples(workspace: &Workspace, _options: &Options) -> Result<Totals> {
         totals.failed += 1;
     }
     for (name, executable) in examples {
-        let mut command = Command::new("timeout");
-        command.args(["--kill-after=10", &JOB_LIMIT_SECONDS.to_string()]);
-        command.arg(executable).current_dir(&workspace.root);
-        command.envs(place.iter().flat_map(Place::environment));
+        let command = match &place {
+            Some(place) => place.command(&executable, JOB_LIMIT_SECONDS)?,
+            None => limited(JOB_LIMIT_SECONDS, &executable),
+        };
         let mut skipped = false;
         let status = stream::run(command, |line| {
             skipped |= line.starts_with(crate::totals::SKIP_PREFIX);
@@ -140,32 +140,34 @@ impl Place {
         ]
     }
 
-    fn run(&self, item: &Item, options: &Options) -> Result<Totals> {
-        let program = self
+    /// A copy of the program in this folder, run by the account that owns the folder's home.
+    fn command(&self, program: &Path, limit_seconds: u32) -> Result<Command> {
+        let copy = self
             .path("bin")
-            .join(item.path.file_name().unwrap_or_default());
-        fs::copy(&item.path, &program).map_err(Error::file("copy", &item.path))?;
-        let mut command = Command::new("timeout");
+            .join(program.file_name().unwrap_or_default());
+        fs::copy(program, &copy).map_err(Error::file("copy", program))?;
+        let mut command = if self.as_nobody {
+            self.give_away()?;
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]);
+            let inner = limited(limit_seconds, &copy);
+            command.arg(inner.get_program()).args(inner.get_args());
+            command
+        } else {
+            limited(limit_seconds, &copy)
+        };
+        command.envs(self.environment());
+        command.current_dir(self.path("tmp"));
+        Ok(command)
+    }
+
+    fn run(&self, item: &Item, options: &Options) -> Result<Totals> {
         let limit = match options.long {
             true => LONG_JOB_LIMIT_SECONDS,
             false => JOB_LIMIT_SECONDS,
         };
-        command.args(["--kill-after=10", &limit.to_string()]);
-        if self.as_nobody {
-            self.give_away()?;
-            command.args([
-                "setpriv",
-                "--reuid",
-                NOBODY,
-                "--regid",
-                NOBODY,
-                "--clear-groups",
-            ]);
-        }
-        command.arg(&program);
-        command.envs(self.environment());
+        let mut command = self.command(&item.path, limit)?;
         command.envs(options.environment().iter().copied());
-        command.current_dir(self.path("tmp"));
         match item.kind {
             Kind::Harness => {
                 command.arg("--test-threads=1");
@@ -185,4 +187,12 @@ impl Place {
             }
         }
     }
+}
+
+/// The program, ended when it takes longer.
+fn limited(limit_seconds: u32, program: &Path) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", &limit_seconds.to_string()]);
+    command.arg(program);
+    command
 }
