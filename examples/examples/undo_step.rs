@@ -1,5 +1,5 @@
-//! A machine that takes a step back, by the engine alone: a file is deleted, and is there again in a
-//! machine made from before.
+//! A machine that takes a step back in place, by the engine alone: a file is deleted and is there again,
+//! and so is the process that was running. Then the undo is undone.
 //!
 //! ```text
 //! cargo run --release -p examples --example undo_step
@@ -15,8 +15,8 @@ use std::process::ExitCode;
 use smolvm_engine::image::Image;
 use smolvm_engine::progress::Silent;
 use smolvm_engine::{
-    CheckpointOptions, CreateFromOptions, CreateOptions, Engine, EngineOptions, ExecOptions,
-    MachineName, PointSource, StartOptions,
+    CheckpointOptions, CreateOptions, Engine, EngineOptions, ExecOptions, MachineName,
+    StartOptions, UndoOptions,
 };
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -30,43 +30,41 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         return Ok(ExitCode::SUCCESS);
     }
     let folder = tempfile::tempdir_in(engine.home().root())?;
-    let before: MachineName = format!("step-{}", std::process::id()).parse()?;
-    let after: MachineName = format!("step-{}-undone", std::process::id()).parse()?;
-    let result = step_and_undo(&engine, &before, &after, folder.path());
-    for name in [&before, &after] {
-        if engine.machine(name).is_ok() {
-            engine.delete(name, true)?;
-        }
+    let name: MachineName = format!("step-{}", std::process::id()).parse()?;
+    let result = step_and_undo(&engine, &name, folder.path());
+    if engine.machine(&name).is_ok() {
+        engine.delete(&name, true)?;
     }
     result.map(|()| ExitCode::SUCCESS)
 }
 
-fn step_and_undo(
-    engine: &Engine,
-    before: &MachineName,
-    after: &MachineName,
-    folder: &Path,
-) -> Result<(), Box<dyn Error>> {
+fn step_and_undo(engine: &Engine, name: &MachineName, folder: &Path) -> Result<(), Box<dyn Error>> {
     engine.create(CreateOptions {
-        name: Some(before.clone()),
+        name: Some(name.clone()),
         ..CreateOptions::default()
     })?;
-    engine.start(before, StartOptions::default())?;
-    assert_eq!(sh(engine, before, "echo precious > /root/file")?, 0);
+    engine.start(name, StartOptions::default())?;
+    let setup = "echo precious > /root/file; sleep 1000 > /dev/null 2>&1 & echo $! > /run/pid";
+    assert_eq!(sh(engine, name, setup)?, 0);
 
     let mut save = CheckpointOptions::default();
-    save.output = Some(folder.join("before.checkpoint"));
     save.store = Some(folder.join("history"));
-    let point = engine.checkpoint(before, &save, &Silent)?;
-    assert_eq!(sh(engine, before, "rm /root/file")?, 0);
-    engine.delete(before, true)?;
+    let before = engine.checkpoint(name, &save, &Silent)?;
+    let mishap = "rm /root/file; kill $(cat /run/pid)";
+    assert_eq!(sh(engine, name, mishap)?, 0);
 
-    let output = point.output.ok_or("a checkpoint directory was asked for")?;
-    let mut from = CreateFromOptions::new(PointSource::Directory(output));
-    from.name = Some(after.clone());
-    engine.create_from(from)?;
-    engine.start(after, StartOptions::default())?;
-    assert_eq!(sh(engine, after, "grep -q precious /root/file")?, 0);
+    let undone = engine.undo(name, &UndoOptions::default(), &Silent)?;
+    assert_eq!(undone.id, before.id);
+    let whole = "grep -q precious /root/file && kill -0 $(cat /run/pid)";
+    assert_eq!(sh(engine, name, whole)?, 0);
+
+    // What was undone is a point, too.
+    let kept = undone.kept.ok_or("the state that was left is kept")?;
+    let mut redo = UndoOptions::default();
+    redo.to = Some(kept.id);
+    redo.discard = true;
+    engine.undo(name, &redo, &Silent)?;
+    assert_eq!(sh(engine, name, "test ! -e /root/file")?, 0);
     Ok(())
 }
 
