@@ -175,6 +175,15 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
     },
+    /// The directory holds something else.
+    #[error(
+        "{} is not a store and holds other files; give an empty directory, or one that does not exist",
+        path.display()
+    )]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A write of this capture failed before; it can only be dropped.
     #[error("an earlier write of this capture failed")]
     CaptureFailed,

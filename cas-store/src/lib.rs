@@ -54,6 +54,7 @@ mod check;
 mod codec;
 mod error;
 mod id;
+mod marker;
 mod on_threads;
 mod pack;
 mod packset;
@@ -75,13 +76,15 @@ pub use codec::{Codec, Compression, PreparedChunk};
 pub use durable_files::{BackendFile, FileBackend, FileStat, OsBackend, STAGING_MARK};
 pub use error::{ChunkError, PackError, ReadError, StoreError};
 pub use id::{ChunkId, InvalidId, PackId, PointId, is_zero};
+pub use marker::is_store;
 pub use on_threads::{Failures, chunk_threads, for_all};
 pub use pack::{PACK_SUFFIX, pack_file_name};
 pub use packset::{ChunkInfo, MAX_PACKS_PER_SET, PackSet};
 pub use place::Pinned;
 pub use points::{Directory, DirectoryState, MAX_META_BYTES, MAX_RECORD_BYTES, PointEntry};
 pub use repack::{RepackOptions, RepackReport};
-pub use store::{Pin, Store};
+pub use session::Leftover;
+pub use store::{Pin, STORE_PARTS, Store};
 pub use sweep::{RecordChunks, SweepReport};
 
 /// Largest chunk, and the size of all but the last chunk of whatever is cut up.

@@ -194,7 +194,7 @@ pub(crate) fn remove_leftovers(
         };
         let copied = stem.split('-').next().and_then(|id| id.parse().ok());
         if !copied.is_some_and(|id| running(&id)) {
-            crate::session::remove_file(backend, &dir.join(&name))?;
+            crate::session::remove_ours(backend, &dir.join(&name))?;
         }
     }
     Ok(())

@@ -4,11 +4,9 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use durable_files::random_name;
-
 use crate::PointId;
 use crate::error::StoreError;
-use crate::session::{hex, list, read_small, remove_file, unhex};
+use crate::session::{hex, list, read_small, remove_file, staged_record_name, unhex};
 use crate::store::{Inner, Store};
 
 /// Longest record that the store keeps or reads; the same as in the point format.
@@ -230,9 +228,7 @@ impl Inner {
     ) -> Result<(), StoreError> {
         // A sweep would take the staged file for a dead session's.
         let _lock = self.lock_shared()?;
-        let staged = self
-            .staging_dir()
-            .join(format!("{}-record.tmp", random_name()));
+        let staged = self.staging_dir().join(staged_record_name());
         let path = dir.join(name);
         let result = self.watch(self.stage_file(&staged, bytes)).and_then(|()| {
             self.backend()

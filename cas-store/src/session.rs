@@ -11,11 +11,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::PackId;
 use crate::error::StoreError;
 use crate::store::Inner;
-use durable_files::{BackendFile, FileBackend, LockGuard, LockMode, STAGING_MARK, random_name};
+use durable_files::{
+    BackendFile, FileBackend, LockGuard, LockMode, STAGING_MARK, TEMPORARY_PREFIX, random_name,
+};
 
 const LOCK_SUFFIX: &str = ".lock";
 const PIN_SUFFIX: &str = ".pin";
 const OUTSIDE_SUFFIX: &str = ".outside";
+/// What the names of staged files end with.
+const STAGED_SUFFIX: &str = ".tmp";
+/// In place of a number, in the name of a small file that is staged.
+const RECORD_STAGE: &str = "record";
 /// A pin file or list of staged directories longer than this is not ours.
 const MAX_LIST_BYTES: u64 = 16 << 20;
 
@@ -147,46 +153,99 @@ impl Drop for Session {
     }
 }
 
+/// What a dead session left and nobody could remove.
+#[derive(Debug)]
+pub struct Leftover {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// Why it is still there.
+    pub error: StoreError,
+}
+
 /// Removes a session's files: staged packs first, its lock last.
 fn remove_session(store: &Inner, name: &str) -> Result<(), StoreError> {
     let backend = store.backend();
     for staged in list(backend, &store.staging_dir())? {
-        if staged
-            .strip_prefix(name)
-            .is_some_and(|rest| rest.starts_with('-'))
-        {
-            remove_file(backend, &store.staging_dir().join(staged))?;
+        if owner_of_staged(&staged) == Some(name) {
+            remove_ours(backend, &store.staging_dir().join(staged))?;
         }
     }
     for suffix in [OUTSIDE_SUFFIX, PIN_SUFFIX, LOCK_SUFFIX] {
-        remove_file(backend, &store.pins_dir().join(format!("{name}{suffix}")))?;
+        remove_ours(backend, &store.pins_dir().join(format!("{name}{suffix}")))?;
     }
     Ok(())
 }
 
-/// Removes what dead sessions left. The caller holds the store's lock, exclusive.
-pub(crate) fn remove_dead(store: &Inner) -> Result<(), StoreError> {
+/// Removes what dead sessions left: files and directories of this user that are where and named as a session makes them.
+/// What cannot be removed is returned and keeps nobody from anything. The caller holds the store's lock, exclusive.
+pub(crate) fn remove_dead(store: &Inner) -> Result<Vec<Leftover>, StoreError> {
     let backend = store.backend();
+    let mut leftovers = Vec::new();
     let mut alive = HashSet::new();
     for name in session_names(store)? {
         let lock_path = store.pins_dir().join(format!("{name}{LOCK_SUFFIX}"));
-        let lock = backend
-            .lock(&lock_path, LockMode::Exclusive, false)
-            .map_err(StoreError::io("lock", &lock_path))?;
-        if lock.is_none() {
-            alive.insert(name);
-            continue;
+        match backend.lock(&lock_path, LockMode::Exclusive, false) {
+            Ok(Some(_lock)) => {
+                let before = leftovers.len();
+                remove_outside(store, &name, &mut leftovers)?;
+                // What it staged outside is tried again as long as its list is there.
+                if leftovers.len() == before
+                    && let Err(error) = remove_session(store, &name)
+                {
+                    leftovers.push(Leftover::new(&lock_path, error));
+                }
+            }
+            Ok(None) => {
+                alive.insert(name);
+            }
+            Err(error) => {
+                let error = StoreError::io("lock", &lock_path)(error);
+                leftovers.push(Leftover::new(&lock_path, error));
+                alive.insert(name);
+            }
         }
-        remove_outside(store, &name)?;
-        remove_session(store, &name)?;
     }
     for staged in list(backend, &store.staging_dir())? {
-        let owner = staged.split_once('-').map_or("", |(owner, _)| owner);
-        if !alive.contains(owner) {
-            remove_file(backend, &store.staging_dir().join(staged))?;
+        if owner_of_staged(&staged).is_none_or(|owner| alive.contains(owner)) {
+            continue;
+        }
+        let path = store.staging_dir().join(staged);
+        if let Err(error) = remove_ours(backend, &path) {
+            leftovers.push(Leftover::new(&path, error));
         }
     }
-    Ok(())
+    for name in list(backend, store.dir())? {
+        let path = store.dir().join(&name);
+        if name.starts_with(TEMPORARY_PREFIX)
+            && let Err(error) = remove_ours(backend, &path)
+        {
+            leftovers.push(Leftover::new(&path, error));
+        }
+    }
+    Ok(leftovers)
+}
+
+impl Leftover {
+    fn new(path: &Path, error: StoreError) -> Self {
+        tracing::warn!(path = %path.display(), %error, "what a dead session left cannot be removed");
+        let path = path.to_owned();
+        Self { path, error }
+    }
+}
+
+/// The session that a staged file belongs to; `None` for names that no session gives.
+fn owner_of_staged(name: &str) -> Option<&str> {
+    let (owner, number) = name.strip_suffix(STAGED_SUFFIX)?.split_once('-')?;
+    let counted = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    (is_random_name(owner) && (counted || number == RECORD_STAGE)).then_some(owner)
+}
+
+/// Whether it looks like what [`random_name`] gives.
+fn is_random_name(name: &str) -> bool {
+    name.len() == 16
+        && name
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// The packs that living sessions pin. The caller holds the store's lock, exclusive, and has removed the dead.
@@ -208,33 +267,75 @@ pub(crate) fn pinned_packs(store: &Inner) -> Result<HashSet<PackId>, StoreError>
 
 fn session_names(store: &Inner) -> Result<HashSet<String>, StoreError> {
     let names = list(store.backend(), &store.pins_dir())?;
-    Ok(names
-        .iter()
-        .filter_map(|name| Some(name.split_once('.')?.0.to_owned()))
-        .collect())
+    let session = |name: &String| {
+        let suffixes = [LOCK_SUFFIX, PIN_SUFFIX, OUTSIDE_SUFFIX];
+        let session = suffixes.iter().find_map(|end| name.strip_suffix(end))?;
+        is_random_name(session).then(|| session.to_owned())
+    };
+    Ok(names.iter().filter_map(session).collect())
 }
 
-/// Removes directories staged outside the store, if they still are the ones that were recorded.
-fn remove_outside(store: &Inner, name: &str) -> Result<(), StoreError> {
+/// Removes directories staged outside the store, if they still are the ones that were recorded, this user's, and nobody is
+/// building in them.
+fn remove_outside(
+    store: &Inner,
+    name: &str,
+    leftovers: &mut Vec<Leftover>,
+) -> Result<(), StoreError> {
     let backend = store.backend();
     let path = store.pins_dir().join(format!("{name}{OUTSIDE_SUFFIX}"));
-    for line in read_lines(backend, &path)? {
-        let Some((device, inode, dir)) = parse_outside(&line) else {
-            return Err(StoreError::Malformed {
-                path,
-                what: "not a staged directory",
-            });
+    // A list that somebody else put here names what we do not know.
+    if !is_our_file(backend, &path)? {
+        return Ok(());
+    }
+    let lines = match read_lines(backend, &path) {
+        Ok(lines) => lines,
+        Err(error) => {
+            leftovers.push(Leftover::new(&path, error));
+            return Ok(());
+        }
+    };
+    for (device, inode, dir) in lines.iter().filter_map(|line| parse_outside(line)) {
+        let ours = backend.stat(&dir).is_ok_and(|stat| {
+            stat.is_dir()
+                && (stat.device, stat.inode) == (device, inode)
+                && stat.owner == backend.user()
+        });
+        if !ours || !has_staging_name(&dir) {
+            continue;
+        }
+        let removed = match backend.lock_dir(&dir, false) {
+            // Somebody is building in it.
+            Ok(None) => continue,
+            Ok(Some(_lock)) => backend.remove_tree(&dir),
+            Err(error) => Err(error),
         };
-        let same = backend
-            .stat(&dir)
-            .is_ok_and(|stat| stat.is_dir() && (stat.device, stat.inode) == (device, inode));
-        if same && has_staging_name(&dir) {
-            backend
-                .remove_tree(&dir)
-                .map_err(StoreError::io("remove", &dir))?;
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                let error = StoreError::io("remove", &dir)(error);
+                leftovers.push(Leftover::new(&dir, error));
+            }
+            _ => {}
         }
     }
     Ok(())
+}
+
+/// Whether a name is that of a regular file of this user.
+fn is_our_file(backend: &dyn FileBackend, path: &Path) -> Result<bool, StoreError> {
+    match backend.stat(path) {
+        Ok(stat) => Ok(stat.is_file() && stat.owner == backend.user()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(StoreError::io("find", path)(error)),
+    }
+}
+
+/// Removes a regular file of this user; what else has the name is left alone.
+pub(crate) fn remove_ours(backend: &dyn FileBackend, path: &Path) -> Result<(), StoreError> {
+    match is_our_file(backend, path)? {
+        true => remove_file(backend, path),
+        false => Ok(()),
+    }
 }
 
 fn parse_outside(line: &str) -> Option<(u64, u64, PathBuf)> {
@@ -311,6 +412,11 @@ pub(crate) fn remove_file(backend: &dyn FileBackend, path: &Path) -> Result<(), 
         }
         _ => Ok(()),
     }
+}
+
+/// The name under which a small file is staged, which belongs to no session.
+pub(crate) fn staged_record_name() -> String {
+    format!("{}-{RECORD_STAGE}{STAGED_SUFFIX}", random_name())
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

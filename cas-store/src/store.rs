@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::capture::{Capture, CaptureOptions};
 use crate::error::StoreError;
+use crate::marker::{self, Unmarked};
 use crate::pack::builder::StagedPack;
 use crate::pack::pack_path;
 use crate::pack::reader::Pack;
 use crate::packset::{PackSet, list_packs};
-use crate::session::{self, Session};
+use crate::session::{self, Leftover, Session};
 use crate::{ChunkId, PackId, Pinned};
-use durable_files::{FileBackend, LockGuard, LockMode, OsBackend, create_durable_dirs};
+use durable_files::{FileBackend, LockGuard, LockMode, OsBackend};
 
 const PACKS: &str = "packs";
 const POINTS: &str = "points";
@@ -20,7 +21,8 @@ const LINEAGE: &str = "lineage";
 const PINS: &str = "pins";
 const STAGING: &str = "staging";
 const LOCK: &str = "lock";
-const PARTS: [&str; 5] = [PACKS, POINTS, LINEAGE, PINS, STAGING];
+/// The directories of a store that are its own.
+pub const STORE_PARTS: [&str; 5] = [PACKS, POINTS, LINEAGE, PINS, STAGING];
 
 /// A store of chunks. Cheap to clone; clones share one state.
 ///
@@ -29,6 +31,7 @@ const PARTS: [&str; 5] = [PACKS, POINTS, LINEAGE, PINS, STAGING];
 #[derive(Debug, Clone)]
 pub struct Store {
     pub(crate) inner: Arc<Inner>,
+    leftovers: Arc<[Leftover]>,
 }
 
 #[derive(Debug)]
@@ -40,11 +43,12 @@ pub(crate) struct Inner {
 }
 
 impl Store {
-    /// Opens the store in `dir`, making it if need be (0700). No pack is looked at. What sessions of dead processes
-    /// left is removed, unless the store is busy.
+    /// Opens the store in `dir`, making it (0700) where `dir` does not exist or is empty. No pack is looked at. What sessions
+    /// of dead processes left is removed, unless the store is busy; [`Self::leftovers`] says what could not be.
     ///
     /// # Errors
-    /// The directory cannot be made, read or written.
+    /// [`StoreError::NotEmpty`] for a directory of something else: nothing is changed in it. The directory cannot be made,
+    /// read or written.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, StoreError> {
         Self::open_with(Arc::new(OsBackend), dir)
     }
@@ -57,18 +61,32 @@ impl Store {
         backend: Arc<dyn FileBackend>,
         dir: impl Into<PathBuf>,
     ) -> Result<Self, StoreError> {
-        let dir = dir.into();
-        let dir = std::path::absolute(&dir).map_err(StoreError::io("find", &dir))?;
-        create_durable_dirs(&*backend, &dir)?;
-        for part in PARTS {
-            create_durable_dirs(&*backend, &dir.join(part))?;
-        }
+        Self::open_or_create(backend, &dir.into(), Unmarked::Anybodys)
+    }
+
+    /// Opens the store in a directory of the caller's own, in which nobody else keeps anything: where it has no marker it is
+    /// made a store, whatever it holds.
+    ///
+    /// # Errors
+    /// The directory cannot be made, read or written.
+    pub fn open_own(dir: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        Self::open_or_create(Arc::new(OsBackend), &dir.into(), Unmarked::OfTheCaller)
+    }
+
+    fn open_or_create(
+        backend: Arc<dyn FileBackend>,
+        dir: &Path,
+        unmarked: Unmarked,
+    ) -> Result<Self, StoreError> {
+        let dir = marker::find_or_create(&*backend, dir, &STORE_PARTS, unmarked)?;
         let inner = Inner::new(backend, dir);
-        if let Some(_lock) = inner.lock(LockMode::Exclusive, false)? {
-            session::remove_dead(&inner)?;
-        }
+        let leftovers = match inner.lock(LockMode::Exclusive, false)? {
+            Some(_lock) => session::remove_dead(&inner)?,
+            None => Vec::new(),
+        };
         Ok(Self {
             inner: Arc::new(inner),
+            leftovers: leftovers.into(),
         })
     }
 
@@ -76,7 +94,7 @@ impl Store {
     /// only read.
     ///
     /// # Errors
-    /// [`StoreError::NotAStore`].
+    /// [`StoreError::NotAStore`]; the directory does not exist or may not be read.
     pub fn open_existing(dir: impl Into<PathBuf>) -> Result<Self, StoreError> {
         Self::open_existing_with(Arc::new(OsBackend), dir)
     }
@@ -84,24 +102,22 @@ impl Store {
     /// The same on another backend.
     ///
     /// # Errors
-    /// [`StoreError::NotAStore`].
+    /// As [`Self::open_existing`].
     pub fn open_existing_with(
         backend: Arc<dyn FileBackend>,
         dir: impl Into<PathBuf>,
     ) -> Result<Self, StoreError> {
-        let dir = dir.into();
-        let dir = std::path::absolute(&dir).map_err(StoreError::io("find", &dir))?;
-        let is_dir = |part: &str| {
-            backend
-                .stat(&dir.join(part))
-                .is_ok_and(|stat| stat.is_dir())
-        };
-        if !PARTS.iter().all(|part| is_dir(part)) {
-            return Err(StoreError::NotAStore { path: dir });
-        }
+        let dir = marker::find(&*backend, &dir.into())?;
         Ok(Self {
             inner: Arc::new(Inner::new(backend, dir)),
+            leftovers: Arc::default(),
         })
+    }
+
+    /// What dead sessions left and this opening could not remove. It is in nobody's way; later openings try again.
+    #[must_use]
+    pub fn leftovers(&self) -> &[Leftover] {
+        &self.leftovers
     }
 
     /// The store's directory.
@@ -209,6 +225,10 @@ impl Inner {
 
     pub(crate) fn packs(&self) -> &PackSet {
         &self.packs
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     pub(crate) fn packs_dir(&self) -> PathBuf {

@@ -2,13 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use cas_store::{OsBackend, STORE_PARTS, Store, is_store};
+
 use super::error::{EngineError, free_name};
 use crate::file_error::FileError;
 use crate::home::Home;
 use crate::point::{CheckpointDir, PointError, SUFFIX};
-
-/// Directories of a store that are its own.
-const STORE_PARTS: [&str; 5] = ["packs", "points", "lineage", "pins", "staging"];
 
 pub(super) fn absolute(path: &Path) -> Result<PathBuf, EngineError> {
     Ok(std::path::absolute(path).map_err(FileError::at("find", path))?)
@@ -37,6 +36,14 @@ pub(super) fn check_store(store: &Path, home: &Home) -> Result<PathBuf, EngineEr
         return refuse(format!("it lies in the store {}", other.display()));
     }
     Ok(store)
+}
+
+/// Marks the default store as one. It lies in the home, where nobody keeps anything else.
+pub(super) fn own_default_store(store: &Path, home: &Home) -> Result<(), EngineError> {
+    if canonical(store) == canonical(&home.store()) {
+        Store::open_own(home.store())?;
+    }
+    Ok(())
 }
 
 /// Checks where a checkpoint is to be made; returns the absolute path.
@@ -103,7 +110,8 @@ fn store_around(path: &Path) -> Option<PathBuf> {
             let first = inside.and_then(|inside| inside.iter().next());
             first.is_some_and(|first| STORE_PARTS.iter().any(|part| first == *part))
         })
-        .find(|above| STORE_PARTS.iter().all(|part| above.join(part).is_dir()))
+        // What cannot be looked into is no place for anything anyway.
+        .find(|above| is_store(&OsBackend, above).unwrap_or(false))
         .map(Into::into)
 }
 
@@ -132,9 +140,8 @@ mod tests {
     fn bed() -> Bed {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
-        for part in STORE_PARTS {
-            fs::create_dir_all(at("store").join(part)).unwrap();
-            fs::create_dir_all(at("home/store").join(part)).unwrap();
+        for store in ["store", "home/store"] {
+            Store::open(at(store)).unwrap();
         }
         for path in ["home/machines/a", "home/images", "old.checkpoint/packs"] {
             fs::create_dir_all(at(path)).unwrap();

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::phases::Phases;
+use super::place::own_default_store;
 use super::undo_target::UndoTarget;
 use crate::api::error::EngineError;
 use crate::api::{Engine, MachineState};
@@ -197,6 +198,7 @@ impl Engine {
         progress: &dyn Progress,
     ) -> Result<(Left, Option<StartReport>), EngineError> {
         let store = self.last_store(file);
+        own_default_store(&store, self.home())?;
         let keep = (!options.discard).then(|| CheckpointRequest {
             store: store.clone(),
             output: None,
