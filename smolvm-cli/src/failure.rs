@@ -50,6 +50,14 @@ pub(crate) enum Failure {
         /// What to type instead.
         hint: String,
     },
+    /// Saved data is damaged; which is told already.
+    #[error("{what}")]
+    Damaged {
+        /// What cannot be restored.
+        what: String,
+        /// What to type to repair it.
+        hint: String,
+    },
     /// Something was done only in part; what was not is told already.
     #[error("{what}")]
     Partly {
@@ -119,6 +127,7 @@ impl Failure {
             Self::NotAvailable { .. } => "not_available",
             Self::Usage { .. } => "usage",
             Self::NotFound { .. } => "not_found",
+            Self::Damaged { .. } => "damaged",
             Self::AroundCommand(inner) => inner.code(),
             Self::Passing { failure, .. } => failure.code(),
             Self::Partly { .. } | Self::Host { .. } | Self::Output(_) => "failed",
@@ -141,7 +150,7 @@ impl Failure {
         match self {
             Self::Engine(error) => error.hint(),
             Self::Usage { hint, .. } => hint.clone(),
-            Self::NotFound { hint, .. } => Some(hint.clone()),
+            Self::NotFound { hint, .. } | Self::Damaged { hint, .. } => Some(hint.clone()),
             Self::AroundCommand(inner) => inner.hint(),
             // Not what is to be done with the machine.
             Self::Passing { failure, machine } => failure

@@ -58,8 +58,9 @@ pub use api::{
     AgentConnection, Checkpoint, CheckpointOptions, CreateFromOptions, CreateOptions,
     DEFAULT_HISTORY, DeterministicError, DeterministicMachine, Engine, EngineError, EngineOptions,
     ErrorCode, ExecOptions, ExecOutput, ExecSession, ExecWriter, KeptState, LeftState, LogEntry,
-    MachineDigest, MachineInfo, MachineState, PointSource, Saving, StartOptions, Started,
-    StopOptions, Stopped, UndoOptions, Undone, doctor, process,
+    MachineDigest, MachineInfo, MachineState, PointSource, Problem, RepairSource, Repaired, Saving,
+    StartOptions, Started, StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint,
+    VerifyLevel, VerifyOptions, VerifySource, doctor, process,
 };
 pub use channel::ChannelError;
 pub use durable_files::FileError;

@@ -18,3 +18,4 @@ mod phases;
 mod refused;
 mod time;
 mod undo;
+mod verify;

@@ -54,6 +54,12 @@ pub(crate) enum MachineCommand {
     /// List saved points, or one point and its parents
     #[command(alias = "log")]
     CheckpointLog(CheckpointLogArgs),
+    /// Check that saved points can be restored, and repair them
+    #[command(
+        long_about = "Check that saved points can be restored: that their records are whole and that all the data they name \
+            is there and undamaged.\n\nNothing is changed, unless a repair is asked for. Exit code: 0 if all is sound, else 1."
+    )]
+    CheckpointVerify(CheckpointVerifyArgs),
     /// Take a machine back to a saved point, in whatever state it is
     #[command(
         long_about = "Take a machine back to a saved point, in place and under its name, in whatever state it is.\n\n\
@@ -261,4 +267,28 @@ pub(crate) struct CheckpointLogArgs {
     /// Only those of this machine
     #[arg(long, value_name = "NAME", conflicts_with = "point")]
     pub(crate) machine: Option<MachineName>,
+}
+
+/// `machine checkpoint-verify`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm machine checkpoint-verify ./before.checkpoint")]
+pub(crate) struct CheckpointVerifyArgs {
+    /// A checkpoint and its earlier generations [default: the default store, as with --store]
+    #[arg(value_name = "X.checkpoint", conflicts_with = "store")]
+    pub(crate) point: Option<PathBuf>,
+    /// All points of a store
+    #[arg(long, value_name = "DIR")]
+    pub(crate) store: Option<PathBuf>,
+    /// Look whether all is there, but not at the data
+    #[arg(long, conflicts_with_all = ["sample", "full"])]
+    pub(crate) quick: bool,
+    /// Look at this part of the data, chosen anew each time
+    #[arg(long, value_name = "PERCENT", value_parser = values::percent, conflicts_with = "full")]
+    pub(crate) sample: Option<u8>,
+    /// Look at every byte [default]
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// Replace what is damaged or missing by what a store, a checkpoint or a machine has
+    #[arg(long, value_name = "STORE|MACHINE")]
+    pub(crate) repair_from: Option<PathBuf>,
 }

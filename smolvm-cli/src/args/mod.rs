@@ -21,8 +21,8 @@ pub(crate) use exec::{CommandArgs, ExecArgs, RunArgs, ShellArgs};
 pub(crate) use image::{ImageBuildArgs, ImageCommand, ImageImportArgs};
 pub(crate) use kernel::{KernelCommand, KernelImportArgs};
 pub(crate) use machine::{
-    CheckpointArgs, CheckpointLogArgs, DeleteArgs, ListArgs, LogsArgs, MachineCommand, Named,
-    RenameArgs, RestartArgs, StartArgs, StopArgs, TryArgs, UndoArgs,
+    CheckpointArgs, CheckpointLogArgs, CheckpointVerifyArgs, DeleteArgs, ListArgs, LogsArgs,
+    MachineCommand, Named, RenameArgs, RestartArgs, StartArgs, StopArgs, TryArgs, UndoArgs,
 };
 pub(crate) use system::{CompletionsArgs, HelpArgs};
 
@@ -176,6 +176,8 @@ mod tests {
             "machine create --image debian --cpus 2 --mem 1G --disk 8G -e A=b -w /root --label a=b",
             "machine checkpoint-log ./x.checkpoint",
             "machine checkpoint-log --store ./history --machine agent",
+            "machine checkpoint-verify ./x.checkpoint --sample 5%",
+            "machine checkpoint-verify --store ./history --quick --repair-from ./other",
             "machine undo --name agent",
             "machine undo --to ~2 --discard",
             "machine try --check true -- make test",

@@ -5,14 +5,13 @@ use clap::Args;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands that no version has yet, with the group that they will be in.
-const COMMANDS: [(&str, &str); 17] = [
+const COMMANDS: [(&str, &str); 16] = [
     ("autosave", "machine "),
     ("branch", "machine "),
     ("branch-release", "machine "),
     ("pause", "machine "),
     ("resume", "machine "),
     ("checkpoint-diff", "machine "),
-    ("checkpoint-verify", "machine "),
     ("checkpoint-prune", "machine "),
     ("checkpoint-export", "machine "),
     ("checkpoint-import", "machine "),

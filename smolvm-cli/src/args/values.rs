@@ -38,6 +38,16 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     milliseconds.map(Duration::from_millis).ok_or_else(wrong)
 }
 
+/// A part of a whole: `5%` or `5`, from 1 to 100.
+pub(crate) fn percent(text: &str) -> Result<u8, String> {
+    let number = text.strip_suffix('%').unwrap_or(text);
+    let percent = number
+        .parse()
+        .ok()
+        .filter(|percent| (1..=100).contains(percent));
+    percent.ok_or_else(|| format!("`{text}` is not a part; write it as 5% or 5, from 1 to 100"))
+}
+
 /// `KEY=VALUE`.
 pub(crate) fn assignment(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
@@ -49,6 +59,15 @@ pub(crate) fn assignment(text: &str) -> Result<(String, String), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_percents() {
+        assert_eq!(percent("5%"), Ok(5));
+        assert_eq!(percent("100"), Ok(100));
+        for wrong in ["", "%", "0", "101%", "5 %", "-1", "half", "5%%"] {
+            assert!(percent(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn sizes_have_units() {

@@ -19,6 +19,7 @@ mod stop;
 mod system;
 mod terminal;
 mod undo;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -78,6 +79,9 @@ fn machine(
             checkpoint::checkpoint(&engine()?, printer, args).map(done)
         }
         MachineCommand::CheckpointLog(args) => checkpoint::log(&engine()?, printer, args).map(done),
+        MachineCommand::CheckpointVerify(args) => {
+            verify::verify(&engine()?, printer, args).map(done)
+        }
         MachineCommand::Try(args) => {
             let engine = engine().map_err(Failure::around_command)?;
             attempt::attempt(&engine, printer, args).map_err(Failure::around_command)

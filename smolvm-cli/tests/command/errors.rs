@@ -61,7 +61,6 @@ fn what_is_not_there_yet_is_refused() {
         "machine pause --name a",
         "machine resume --name a",
         "machine checkpoint-diff a b",
-        "machine checkpoint-verify --store s --quick",
         "machine checkpoint-prune --store s --dry-run",
         "machine checkpoint-export x -o -",
         "machine checkpoint-import -",

@@ -3,7 +3,7 @@
 use crate::home::Home;
 
 /// Every command that is there.
-const COMMANDS: [&str; 26] = [
+const COMMANDS: [&str; 27] = [
     "",
     "machine",
     "machine run",
@@ -20,6 +20,7 @@ const COMMANDS: [&str; 26] = [
     "machine status",
     "machine checkpoint",
     "machine checkpoint-log",
+    "machine checkpoint-verify",
     "image",
     "image import",
     "image build",

@@ -227,7 +227,7 @@ fn by_lineage(lines: Vec<(LineageEntry, bool)>) -> Vec<(LineageEntry, bool)> {
         .collect()
 }
 
-fn log_entry(entry: &LineageEntry, generation: Option<usize>, gone: bool) -> LogEntry {
+pub(super) fn log_entry(entry: &LineageEntry, generation: Option<usize>, gone: bool) -> LogEntry {
     LogEntry {
         generation,
         id: entry.id.to_string(),

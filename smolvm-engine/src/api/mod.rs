@@ -18,6 +18,7 @@ mod power;
 pub mod process;
 mod undo;
 mod undo_target;
+mod verify;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -46,6 +47,10 @@ pub use self::exec::{ExecOptions, ExecSession, ExecWriter};
 pub use self::info::{LeftState, MachineInfo, MachineState, Saving};
 pub use self::power::{StartOptions, Started};
 pub use self::undo::{KeptState, UndoOptions, Undone};
+pub use self::verify::{
+    Problem, RepairSource, Repaired, Verification, VerifiedPoint, VerifyLevel, VerifyOptions,
+    VerifySource,
+};
 pub use crate::machine::DEFAULT_HISTORY;
 
 /// How long the processes of a machine may take to be gone after they answer no more.

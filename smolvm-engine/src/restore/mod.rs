@@ -6,4 +6,4 @@ mod place;
 
 pub(crate) use back::{HeldPoint, PreparedDisk, prepare_disk};
 pub(crate) use boot_cache::BootCache;
-pub(crate) use place::{FoundPoint, PlaceError, check_sound, fill_from_point};
+pub(crate) use place::{FoundPoint, PlaceError, check_sound, fill_from_point, unsoundness};

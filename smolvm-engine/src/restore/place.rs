@@ -1,5 +1,7 @@
 //! A point's data in the directory of a machine that is made from it.
 
+use std::collections::HashSet;
+
 use cas_store::{ChunkId, PackSet, StoreError};
 use snapshot_format::verify::ROOT_DISK;
 use snapshot_format::{ChunkLookup, ChunkRef, Level, NodeSource, Point, verify, verify_chunks};
@@ -53,33 +55,42 @@ pub(crate) enum PlaceError {
 
 /// Refuses a point whose parts do not fit one another, or whose chunks are not there.
 pub(crate) fn check_sound(point: &Point, packs: &PackSet) -> Result<(), PointError> {
-    let record = point.record();
-    let found = verify(record).into_iter();
-    let errors = found
-        .chain(verify_chunks(record, &InPacks(packs)))
-        .filter(|finding| finding.level == Level::Error)
-        .map(|finding| finding.problem.to_string())
-        .take(MAX_NAMED_FINDINGS);
-    let findings: Vec<String> = errors.collect();
+    let mut findings = unsoundness(point, packs, &HashSet::new());
     if findings.is_empty() {
         return Ok(());
     }
+    findings.truncate(MAX_NAMED_FINDINGS);
     Err(PointError::Unsound {
         id: point.id().short(),
         findings,
     })
 }
 
+/// Why a point cannot be restored: its parts do not fit one another, or chunks are not there, or known to be `bad`.
+pub(crate) fn unsoundness(point: &Point, packs: &PackSet, bad: &HashSet<ChunkId>) -> Vec<String> {
+    let record = point.record();
+    verify(record)
+        .into_iter()
+        .chain(verify_chunks(record, &InPacks { packs, bad }))
+        .filter(|finding| finding.level == Level::Error)
+        .map(|finding| finding.problem.to_string())
+        .collect()
+}
+
 /// Chunks of packs, for verification.
-struct InPacks<'a>(&'a PackSet);
+struct InPacks<'a> {
+    packs: &'a PackSet,
+    bad: &'a HashSet<ChunkId>,
+}
 
 impl ChunkLookup for InPacks<'_> {
     fn has(&self, chunk: &ChunkRef) -> bool {
-        self.0.contains(&ChunkId(chunk.0)).unwrap_or(false)
+        let id = ChunkId(chunk.0);
+        !self.bad.contains(&id) && self.packs.contains(&id).unwrap_or(false)
     }
 
     fn node(&self, node: &ChunkRef) -> Option<Vec<u8>> {
-        NodesIn(self.0).node(node).ok()
+        NodesIn(self.packs).node(node).ok()
     }
 }
 
