@@ -1,6 +1,6 @@
 //! Storing chunks: one capture is one session.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +9,7 @@ use crate::codec::{Compression, PreparedChunk, check_length};
 use crate::error::{ReadError, StoreError};
 use crate::pack::sink::{PackLimits, PackSink};
 use crate::packset::PackSet;
+use crate::place::{Admitted, admit};
 use crate::session::Session;
 use crate::store::Inner;
 use crate::{
@@ -62,7 +63,7 @@ pub struct Adopted {
     pub linked_bytes: u64,
     /// Bytes of packs that were copied, verified.
     pub copied_bytes: u64,
-    /// Chunks that neither the capture nor the source holds: to be put.
+    /// Chunks that neither the capture nor the source holds, or that are damaged there: to be put.
     pub missing: Vec<ChunkId>,
 }
 
@@ -188,11 +189,12 @@ impl Capture {
         }
     }
 
-    /// Brings the packs of `from` that hold `ids` into this store, by hard link, or by a verified copy where links
-    /// are refused. Chunks that the capture knows already cost nothing.
+    /// Brings the packs of `from` that hold `ids` into this store: this user's sealed ones by hard link, others, and where links
+    /// are refused, by copy. Every body is verified before anything can be shared with it; of a damaged pack the sound
+    /// chunks are taken, the others are reported missing. Chunks that the capture knows already cost nothing.
     ///
     /// # Errors
-    /// Trouble of the system, or a damaged pack where a copy was needed.
+    /// Trouble of the system.
     pub fn adopt<'a>(
         &self,
         from: &PackSet,
@@ -204,28 +206,76 @@ impl Capture {
                 wanted.push(*id);
             }
         }
-        let (placed, missing) = from.while_packs_vanish(|from| {
-            let (slots, missing) = from.cover(&wanted)?;
-            {
-                let _lock = self.store.lock_shared()?;
-                self.session.pin(slots.iter().map(|slot| slot.id))?;
-            }
-            let placed = from.place_all(&slots, &self.store.packs_dir());
-            Ok((self.store.watch(placed)?, missing))
-        })?;
-        for id in &placed.packs {
-            self.known.add_file(*id, self.store.pack_path(id));
+        from.while_packs_vanish(|from| self.try_adopt(from, &wanted))
+    }
+
+    fn try_adopt(&self, from: &PackSet, wanted: &[ChunkId]) -> Result<Adopted, StoreError> {
+        let mut adopted = Adopted::default();
+        let (slots, missing) = from.cover(wanted)?;
+        adopted.missing = missing;
+        {
+            let _lock = self.store.lock_shared()?;
+            self.session.pin(slots.iter().map(|slot| slot.id))?;
         }
-        let Pinned {
-            linked_bytes,
-            copied_bytes,
-            ..
-        } = placed;
-        Ok(Adopted {
-            linked_bytes,
-            copied_bytes,
-            missing,
-        })
+        let verified = self.store.verified()?;
+        let (mut new, mut damaged) = (Vec::new(), false);
+        for slot in &slots {
+            let staged = self.session.staged_link();
+            let placed = admit(&self.store, &slot.path, &slot.id, &staged, &verified);
+            match self.store.watch(placed)? {
+                Admitted::Known => {}
+                Admitted::Verified => new.push(slot.id),
+                Admitted::Linked(bytes) => {
+                    adopted.linked_bytes += bytes;
+                    new.push(slot.id);
+                }
+                Admitted::Copied(bytes) => {
+                    adopted.copied_bytes += bytes;
+                    new.push(slot.id);
+                }
+                Admitted::Damaged => {
+                    damaged = true;
+                    continue;
+                }
+            }
+            self.known.add_file(slot.id, self.store.pack_path(&slot.id));
+        }
+        if !new.is_empty() {
+            self.store.sync_dir(&self.store.packs_dir())?;
+            self.store.note_verified(&new);
+        }
+        if damaged {
+            self.salvage(from, wanted, &mut adopted)?;
+        }
+        Ok(adopted)
+    }
+
+    /// Stores what is sound in packs that are not, chunk by chunk.
+    fn salvage(
+        &self,
+        from: &PackSet,
+        wanted: &[ChunkId],
+        adopted: &mut Adopted,
+    ) -> Result<(), StoreError> {
+        let missing: HashSet<ChunkId> = adopted.missing.iter().copied().collect();
+        let mut stored = Vec::new();
+        for id in wanted {
+            if missing.contains(id) || self.contains(id)? {
+                continue;
+            }
+            match from.get_stored(id, &mut stored) {
+                Ok(entry) => {
+                    self.sink.append_stored(entry, &stored)?;
+                    adopted.copied_bytes += u64::from(entry.stored_len);
+                }
+                Err(error) if error.is_damage() => {
+                    tracing::warn!(chunk = %id, %error, "a damaged chunk is not taken into the store");
+                    adopted.missing.push(*id);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Keeps a point whose chunks are `ids` within `max_packs` packs (see [`MAX_PACKS_PER_POINT`]): if they lie in more,
@@ -297,13 +347,15 @@ impl Capture {
             self.session.pin(staged.iter().map(|pack| pack.id))?;
         }
         stats.written_bytes = 0;
+        let verified = self.store.verified()?;
         for pack in &staged {
-            self.store.publish_pack(pack)?;
+            self.store.publish_pack(pack, &verified)?;
             stats.written_bytes += pack.len_bytes;
             self.known.add_file(pack.id, self.store.pack_path(&pack.id));
         }
         self.store.sync_dir(&self.store.packs_dir())?;
         let packs: Vec<_> = staged.iter().map(|pack| pack.id).collect();
+        self.store.note_verified(&packs);
         self.known.prioritize(&packs);
         Ok(SealedCapture {
             known: self.known,
@@ -362,30 +414,37 @@ impl SealedCapture {
     }
 }
 
-/// The packs to look for duplicates in: `parents` that exist, then the newest within the limits.
+/// The packs to look for duplicates in, all verified: `parents` that exist, then those that came last, within the limits.
 fn recent_packs(store: &Inner, parents: &[PackId]) -> Result<Vec<PackId>, StoreError> {
-    let mut present = Vec::new();
-    for (id, path) in store.list_packs()? {
+    let verified = store.verified()?;
+    let len_if_present = |id: &PackId| {
+        let path = store.pack_path(id);
         match store.backend().stat(&path) {
-            Ok(stat) => present.push((id, stat)),
-            // Only another's removal of a pack nobody needs; the lock is held against sweeps.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(StoreError::io("find", &path)(error)),
+            Ok(stat) => Ok(verified.has(id, &stat).then_some(stat.len_bytes)),
+            // Swept.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(StoreError::io("find", &path)(error)),
         }
-    }
-    present.sort_by_key(|(_, stat)| std::cmp::Reverse(stat.modified_ns));
+    };
+    let parents: HashSet<&PackId> = parents.iter().collect();
     let mut chosen: Vec<PackId> = Vec::new();
     let (mut recent, mut index_bytes) = (0, 0);
-    for (id, stat) in present {
+    for id in verified.newest_first() {
+        let is_parent = parents.contains(id);
+        if !is_parent && recent == RECENT_PACKS {
+            continue;
+        }
+        let Some(len_bytes) = len_if_present(id)? else {
+            continue;
+        };
         // An entry has 48 bytes; a compressed chunk mostly has more than 12 KiB.
-        let guess = stat.len_bytes / 256;
-        let fits = recent < RECENT_PACKS && index_bytes + guess <= RECENT_INDEX_BYTES;
-        if parents.contains(&id) {
-            chosen.push(id);
-        } else if fits {
+        let guess = len_bytes / 256;
+        if is_parent {
+            chosen.push(*id);
+        } else if index_bytes + guess <= RECENT_INDEX_BYTES {
             recent += 1;
             index_bytes += guess;
-            chosen.push(id);
+            chosen.push(*id);
         }
     }
     Ok(chosen)

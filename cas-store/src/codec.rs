@@ -188,6 +188,14 @@ fn decompress_zstd(_stored: &[u8], _out: &mut [u8]) -> Result<usize, ChunkError>
     Err(ChunkError::CodecNotBuilt(Codec::Zstd))
 }
 
+/// A buffer for stored bytes that each thread keeps.
+pub(crate) fn with_scratch<T>(work: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+    thread_local! {
+        static SCRATCH: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
+    SCRATCH.with(|scratch| work(&mut scratch.borrow_mut()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -164,7 +164,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// An earlier sync failed: what was written since the last good one may be lost, so nothing may be called saved.
-    #[error("an earlier sync of the store {} failed; open it again after mending the file system", path.display())]
+    #[error("an earlier sync of the store {} failed; mend the file system: the next command syncs everything again", path.display())]
     Poisoned {
         /// The store's directory.
         path: PathBuf,
@@ -274,5 +274,21 @@ impl ReadError {
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_path_buf();
         move |source| Self::Io { path, source }
+    }
+
+    pub(crate) fn pack(path: &Path) -> impl FnOnce(PackError) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |source| match source {
+            PackError::Io(source) => Self::Io { path, source },
+            source => Self::DamagedPack {
+                path,
+                source: Arc::new(source),
+            },
+        }
+    }
+
+    /// Whether it is the data that is to blame, not the system.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self, Self::DamagedPack { .. } | Self::DamagedChunk { .. })
     }
 }

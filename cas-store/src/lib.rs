@@ -66,6 +66,7 @@ mod store;
 mod sweep;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod verified;
 
 pub use capture::{Adopted, Capture, CaptureOptions, CaptureStats, RECENT_PACKS, SealedCapture};
 pub use check::{

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use crate::codec::with_scratch;
 use crate::error::{PackError, ReadError, StoreError};
 use crate::pack::layout::Entry;
 use crate::pack::reader::{EntryError, Pack};
@@ -446,14 +447,6 @@ pub(crate) fn list_packs(
     }
     packs.sort_unstable();
     Ok(packs)
-}
-
-/// A buffer for stored bytes that each thread keeps.
-fn with_scratch<T>(work: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-    thread_local! {
-        static SCRATCH: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
-    }
-    SCRATCH.with(|scratch| work(&mut scratch.borrow_mut()))
 }
 
 impl From<ReadError> for io::Error {

@@ -9,8 +9,10 @@ use crate::pack::layout::{HEADER_BYTES, header};
 use crate::pack::pack_path;
 use crate::pack::reader::Pack;
 use crate::packset::{PackSet, PackSlot, entry_error};
+use crate::store::Inner;
+use crate::verified::{Verified, verify_pack};
 use crate::{ChunkId, MAX_CHUNK_BYTES, PackId};
-use durable_files::FileBackend;
+use durable_files::{FileBackend, FileStat};
 
 /// What [`PackSet::pin_into`] brought into a directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub struct Pinned {
 
 /// How often a pack may vanish under a reader (repack) before that is an error.
 const MAX_ROUNDS: usize = 4;
+/// Permission bits that let somebody write.
+const WRITE_BITS: u32 = 0o222;
 /// How much of a pack's index is copied at a time.
 const COPY_BLOCK_BYTES: usize = 1 << 20;
 
@@ -143,7 +147,107 @@ pub(crate) enum Placed {
     Copied,
 }
 
-/// Gives the sealed pack `from` a name in `target`. The caller syncs the directory.
+/// How a pack came into a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admitted {
+    /// It was there, verified.
+    Known,
+    /// It was there, and is verified now.
+    Verified,
+    /// It is a link now, of so many bytes, and verified.
+    Linked(u64),
+    /// It was copied, verified.
+    Copied(u64),
+    /// It is damaged, and not in the store.
+    Damaged,
+}
+
+/// Brings the pack `from` into the store, where it is verified before it has its name. What lies there under its name without
+/// having been verified is replaced unless it is sound. The caller syncs the directory and notes the pack as verified.
+pub(crate) fn admit(
+    store: &Inner,
+    from: &Path,
+    id: &PackId,
+    staged: &Path,
+    verified: &Verified,
+) -> Result<Admitted, StoreError> {
+    let backend = store.backend();
+    let to = store.pack_path(id);
+    let present = match backend.stat(&to) {
+        Ok(stat) => Some(stat),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(StoreError::io("find", &to)(error)),
+    };
+    if let Some(present) = &present {
+        if verified.has(id, present) {
+            return Ok(Admitted::Known);
+        }
+        if is_sound(backend, &to, id)? {
+            return Ok(Admitted::Verified);
+        }
+    }
+    let source = backend.stat(from).map_err(StoreError::io("find", from))?;
+    if present.is_some_and(|present| present.same_file(&source)) {
+        return Ok(Admitted::Damaged);
+    }
+    if is_ours_and_sealed(backend, &source) {
+        match backend.link(from, staged) {
+            Ok(()) => return admit_link(backend, staged, &to, id, source.len_bytes),
+            Err(error) if copy_instead(&error) => {}
+            Err(error) => return Err(StoreError::io("link", from)(error)),
+        }
+    }
+    match copy_pack(backend, from, id, &store.packs_dir(), &to) {
+        Ok(()) => Ok(Admitted::Copied(source.len_bytes)),
+        Err(StoreError::Pack { source, .. }) if !matches!(*source, PackError::Io(_)) => {
+            Ok(Admitted::Damaged)
+        }
+        Err(StoreError::Read(error)) if error.is_damage() => Ok(Admitted::Damaged),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives a link its name in the store, if it is sound.
+fn admit_link(
+    backend: &dyn FileBackend,
+    staged: &Path,
+    to: &Path,
+    id: &PackId,
+    len_bytes: u64,
+) -> Result<Admitted, StoreError> {
+    let admitted = is_sound(backend, staged, id).and_then(|sound| match sound {
+        true => backend
+            .rename(staged, to)
+            .map(|()| Admitted::Linked(len_bytes))
+            .map_err(StoreError::io("rename", staged)),
+        false => Ok(Admitted::Damaged),
+    });
+    if !matches!(admitted, Ok(Admitted::Linked(_))) {
+        // Best effort: it is a dead session's later.
+        let _ = backend.remove(staged);
+    }
+    admitted
+}
+
+fn is_sound(backend: &dyn FileBackend, path: &Path, id: &PackId) -> Result<bool, StoreError> {
+    match verify_pack(backend, path, id) {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_damage() => {
+            tracing::warn!(path = %path.display(), %error, "a damaged pack is not taken into the store");
+            Ok(false)
+        }
+        Err(ReadError::Io { path, source }) => Err(StoreError::io("read", &path)(source)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether nobody else can change the file, and this user does not by accident.
+fn is_ours_and_sealed(backend: &dyn FileBackend, stat: &FileStat) -> bool {
+    stat.is_file() && stat.owner == backend.user() && stat.mode & WRITE_BITS == 0
+}
+
+/// Gives the sealed pack `from` a name in `target`. One that is not this user's, or not sealed, is copied. What has the name
+/// already stays if its index is sound. The caller syncs the directory.
 pub(crate) fn place_pack(
     backend: &dyn FileBackend,
     from: &Path,
@@ -151,10 +255,17 @@ pub(crate) fn place_pack(
     target: &Path,
 ) -> Result<Placed, StoreError> {
     let to = pack_path(target, id);
-    match backend.link(from, &to) {
+    if has_pack(backend, &to, id)? {
+        return Ok(Placed::Present);
+    }
+    let source = backend.stat(from).map_err(StoreError::io("find", from))?;
+    let linked = match is_ours_and_sealed(backend, &source) {
+        true => backend.link(from, &to),
+        false => Err(io::ErrorKind::PermissionDenied.into()),
+    };
+    match linked {
         Ok(()) => Ok(Placed::Linked),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Placed::Present),
-        Err(error) if copy_instead(&error) => {
+        Err(error) if copy_instead(&error) || error.kind() == io::ErrorKind::AlreadyExists => {
             copy_pack(backend, from, id, target, &to)?;
             Ok(Placed::Copied)
         }
@@ -166,6 +277,15 @@ pub(crate) fn place_pack(
             };
             Err(StoreError::io("link", path)(error))
         }
+    }
+}
+
+/// Whether there is a pack of this id whose index is sound.
+fn has_pack(backend: &dyn FileBackend, path: &Path, id: &PackId) -> Result<bool, StoreError> {
+    match backend.open(path) {
+        Ok(file) => Ok(Pack::open(file, id).is_ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(StoreError::io("open", path)(error)),
     }
 }
 

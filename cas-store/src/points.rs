@@ -10,7 +10,7 @@ use crate::session::{hex, list, read_small, remove_file, staged_record_name, unh
 use crate::store::{Inner, Store};
 
 /// Longest record that the store keeps or reads; the same as in the point format.
-pub const MAX_RECORD_BYTES: u64 = (1 << 30) + (64 << 20);
+pub const MAX_RECORD_BYTES: u64 = 72 << 20;
 /// Longest line about a point.
 pub const MAX_META_BYTES: u64 = 16 << 10;
 

@@ -103,15 +103,17 @@ impl Store {
             return Ok(report);
         }
         let mut new = Vec::new();
+        let verified = inner.verified()?;
         for pack in inner.watch(sink.finish())? {
             let path = inner.pack_path(&pack.id);
-            if inner.publish_pack(&pack)? {
+            if inner.publish_pack(&pack, &verified)? {
                 report.new_packs += 1;
                 report.written_bytes += pack.len_bytes;
             }
             new.push((pack.id, path));
         }
         inner.sync_dir(&inner.packs_dir())?;
+        inner.note_verified(&new.iter().map(|(id, _)| *id).collect::<Vec<_>>());
         // A pack that was written just as it was replaces itself.
         candidates.retain(|candidate| new.iter().all(|(id, _)| *id != candidate.slot.id));
         let new = PackSet::of_files(inner.shared_backend(), new);
@@ -130,6 +132,7 @@ impl Store {
             report.freed_bytes += candidate.stat.len_bytes;
         }
         inner.sync_dir(&inner.packs_dir())?;
+        inner.compact_verified()?;
         inner.packs().rescan()?;
         Ok(report)
     }

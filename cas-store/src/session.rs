@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::PackId;
@@ -20,6 +21,8 @@ const PIN_SUFFIX: &str = ".pin";
 const OUTSIDE_SUFFIX: &str = ".outside";
 /// What the names of staged files end with.
 const STAGED_SUFFIX: &str = ".tmp";
+/// The numbers of packs that are linked here begin with this one, those of new packs with 0.
+const FIRST_LINK: u64 = 1 << 32;
 /// In place of a number, in the name of a small file that is staged.
 const RECORD_STAGE: &str = "record";
 /// A pin file or list of staged directories longer than this is not ours.
@@ -33,6 +36,7 @@ pub(crate) struct Session {
     lock: Option<LockGuard>,
     pins: Mutex<Pins>,
     outside: Mutex<Option<AppendFile>>,
+    links: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -98,11 +102,19 @@ impl Session {
             lock,
             pins,
             outside: Mutex::new(None),
+            links: AtomicU64::new(0),
         })
     }
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// A new name in the staging directory for a pack of elsewhere.
+    pub(crate) fn staged_link(&self) -> PathBuf {
+        let number = FIRST_LINK + self.links.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}-{number}{STAGED_SUFFIX}", self.name);
+        self.store.staging_dir().join(name)
     }
 
     /// Protects packs from a sweep, whether they exist yet or not. The caller holds the store's lock, shared.
@@ -322,7 +334,7 @@ fn remove_outside(
 }
 
 /// Whether a name is that of a regular file of this user.
-fn is_our_file(backend: &dyn FileBackend, path: &Path) -> Result<bool, StoreError> {
+pub(crate) fn is_our_file(backend: &dyn FileBackend, path: &Path) -> Result<bool, StoreError> {
     match backend.stat(path) {
         Ok(stat) => Ok(stat.is_file() && stat.owner == backend.user()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -358,7 +370,10 @@ fn has_staging_name(dir: &Path) -> bool {
 }
 
 /// The complete lines of a small file; none if it does not exist. A last line cut by a crash is left out.
-fn read_lines(backend: &dyn FileBackend, path: &Path) -> Result<Vec<String>, StoreError> {
+pub(crate) fn read_lines(
+    backend: &dyn FileBackend,
+    path: &Path,
+) -> Result<Vec<String>, StoreError> {
     let Some(bytes) = read_small(backend, path, MAX_LIST_BYTES)? else {
         return Ok(Vec::new());
     };

@@ -9,9 +9,9 @@ use crate::error::StoreError;
 use crate::marker::{self, Unmarked};
 use crate::pack::builder::StagedPack;
 use crate::pack::pack_path;
-use crate::pack::reader::Pack;
-use crate::packset::{PackSet, list_packs};
+use crate::packset::PackSet;
 use crate::session::{self, Leftover, Session};
+use crate::verified::Verified;
 use crate::{ChunkId, PackId, Pinned};
 use durable_files::{FileBackend, LockGuard, LockMode, OsBackend};
 
@@ -80,6 +80,7 @@ impl Store {
     ) -> Result<Self, StoreError> {
         let dir = marker::find_or_create(&*backend, dir, &STORE_PARTS, unmarked)?;
         let inner = Inner::new(backend, dir);
+        inner.recover()?;
         let leftovers = match inner.lock(LockMode::Exclusive, false)? {
             Some(_lock) => session::remove_dead(&inner)?,
             None => Vec::new(),
@@ -255,24 +256,24 @@ impl Inner {
         pack_path(&self.packs_dir(), id)
     }
 
-    /// Gives a staged pack its name. False if it is there already: the same id means the same index, and the older file
-    /// may have links. One that cannot be opened is replaced. The caller syncs the directory.
-    pub(crate) fn publish_pack(&self, staged: &StagedPack) -> Result<bool, StoreError> {
+    /// Gives a staged pack its name. False if it is there already, verified: the older file may have links. One that was not
+    /// verified is replaced, since only its index is known to be the same. The caller syncs the directory, and then notes the
+    /// pack as verified.
+    pub(crate) fn publish_pack(
+        &self,
+        staged: &StagedPack,
+        verified: &Verified,
+    ) -> Result<bool, StoreError> {
         let path = self.pack_path(&staged.id);
         let present = self
             .backend
-            .open(&path)
-            .is_ok_and(|file| Pack::open(file, &staged.id).is_ok());
+            .stat(&path)
+            .is_ok_and(|stat| verified.has(&staged.id, &stat));
         if !present {
             let rename = StoreError::io("rename", &staged.path);
             self.backend.rename(&staged.path, &path).map_err(rename)?;
         }
         Ok(!present)
-    }
-
-    /// The packs of the store with their paths, as they are now.
-    pub(crate) fn list_packs(&self) -> Result<Vec<(PackId, PathBuf)>, StoreError> {
-        Ok(list_packs(self.backend(), &self.packs_dir())?)
     }
 
     pub(crate) fn lock(&self, mode: LockMode, wait: bool) -> Result<Option<LockGuard>, StoreError> {
@@ -307,6 +308,7 @@ impl Inner {
     pub(crate) fn watch<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         if let Err(StoreError::Io { action: "sync", .. }) = &result {
             self.poisoned.store(true, Ordering::Release);
+            self.note_poisoned();
         }
         result
     }

@@ -193,6 +193,7 @@ impl Store {
         }
         if !dry_run && report.removed_packs > 0 {
             inner.sync_dir(&inner.packs_dir())?;
+            inner.compact_verified()?;
             inner.packs().rescan()?;
         }
         Ok(report)

@@ -200,6 +200,40 @@ fn after_a_failed_sync_nothing_claims_success() {
 }
 
 #[test]
+fn the_next_opening_remembers_a_failed_sync() {
+    let (_, count) = run(&MemoryBackend::new(), Plan::Count(Operation::Sync));
+    let poisoned = |memory: &MemoryBackend| memory.stat(Path::new("/store/poisoned")).is_ok();
+    let mut seen = 0;
+    for at in 0..count {
+        let memory = MemoryBackend::new();
+        let (saved, _) = run(&memory, Plan::FailOnce(Operation::Sync, at, EIO));
+        if !poisoned(&memory) {
+            continue;
+        }
+        seen += 1;
+        // As long as syncs fail nobody gets on.
+        for later in 0..3 {
+            let plan = Plan::FailFrom(Operation::Sync, later, EIO);
+            let failing = FaultBackend::new(memory.clone(), plan);
+            Store::open_with(Arc::new(failing), "/store").unwrap_err();
+            assert!(poisoned(&memory));
+        }
+        let syncs = FaultBackend::new(memory.clone(), Plan::Count(Operation::Sync));
+        Store::open_with(Arc::new(syncs.clone()), "/store").unwrap();
+        let packs = memory.list(Path::new("/store/packs")).unwrap().len() as u64;
+        assert!(syncs.seen() > packs && !poisoned(&memory));
+        // What was there is shared only after it was read again.
+        assert!(memory.stat(Path::new("/store/verified")).is_err());
+        verify(
+            memory.after_crash(Survivors::OnlySynced),
+            &saved,
+            &format!("sync {at}"),
+        );
+    }
+    assert!(seen > 10, "{seen}");
+}
+
+#[test]
 fn reads_that_fail_are_errors_not_other_bytes() {
     let memory = MemoryBackend::new();
     let (saved, _) = run(&memory, Plan::Count(Operation::Read));

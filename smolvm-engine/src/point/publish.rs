@@ -17,6 +17,9 @@ use crate::file_error::FileError;
 use crate::machine::whole_points;
 use crate::phase::Phase;
 
+// The store keeps every record that the format allows, and no other.
+const _: () = assert!(cas_store::MAX_RECORD_BYTES == MAX_RECORD_BYTES);
+
 /// A checkpoint directory that is being made, as a hidden sibling of its place. It removes itself unless it is published;
 /// if this process is killed, the store removes it when it is opened next.
 pub(crate) struct Output {
