@@ -52,6 +52,7 @@
 mod capture;
 mod check;
 mod codec;
+mod compact;
 mod error;
 mod id;
 mod marker;
@@ -74,6 +75,7 @@ pub use check::{
     Severity, repair_packs,
 };
 pub use codec::{Codec, Compression, PreparedChunk};
+pub use compact::{Compacted, Kept};
 pub use durable_files::{BackendFile, FileBackend, FileStat, OsBackend, STAGING_MARK};
 pub use error::{ChunkError, PackError, ReadError, StoreError};
 pub use id::{ChunkId, InvalidId, PackId, PointId, is_zero};

@@ -76,43 +76,6 @@ impl PackSet {
         self.place_all(&slots, target)
     }
 
-    /// Removes the packs of this set that `ids` do not need, and makes that durable. Returns the bytes of the removed
-    /// names (what is linked elsewhere takes its room still). For a directory that only the caller changes, such as a
-    /// machine's pins after its head moved on; a store is swept instead.
-    ///
-    /// # Errors
-    /// [`ReadError::NotFound`] if a chunk is missing: nothing is removed then. Trouble of the system.
-    pub fn keep_only<'a>(
-        &self,
-        ids: impl IntoIterator<Item = &'a ChunkId>,
-    ) -> Result<u64, StoreError> {
-        let backend = &**self.backend();
-        let all = self.rescan()?;
-        let (needed, missing) = self.cover(ids)?;
-        if let Some(chunk) = missing.first() {
-            return Err(ReadError::NotFound { chunk: *chunk }.into());
-        }
-        let mut removed_bytes = 0;
-        for slot in all
-            .iter()
-            .filter(|slot| needed.iter().all(|kept| kept.path != slot.path))
-        {
-            let stat = backend
-                .stat(&slot.path)
-                .map_err(StoreError::io("find", &slot.path))?;
-            backend
-                .remove(&slot.path)
-                .map_err(StoreError::io("remove", &slot.path))?;
-            removed_bytes += stat.len_bytes;
-        }
-        for dir in self.dirs() {
-            remove_leftovers(backend, dir, |_| false)?;
-            backend.sync_dir(dir).map_err(StoreError::io("sync", dir))?;
-        }
-        self.rescan()?;
-        Ok(removed_bytes)
-    }
-
     pub(crate) fn place_all(
         &self,
         slots: &[Arc<PackSlot>],

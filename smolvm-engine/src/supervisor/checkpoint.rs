@@ -20,6 +20,7 @@ pub(crate) use self::error::CheckpointError;
 use self::head::Merged;
 use self::publication::NewPoint;
 use super::shared::Shared;
+use super::tidy;
 use super::undo::WayBack;
 use crate::channel::capture::UnitState;
 use crate::channel::control::{CheckpointDone, CheckpointRequest, KeptPoint};
@@ -40,6 +41,8 @@ pub(super) struct CaptureState {
     pub(super) begun_at: Option<Arc<Point>>,
     /// The point that memory is equal to, but for the pages that the VMM notes as written.
     pub(super) base: Option<Arc<Point>>,
+    /// The machine's packs hold much that it does not need any more.
+    pub(super) sparse: bool,
     /// The layer that the VMM's disk writes to, by name, as far as is known.
     pub(super) vmm_top: Option<String>,
 }
@@ -58,6 +61,30 @@ pub(super) fn checkpoint(
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
     save(shared, request, progress, &mut state, None)
+}
+
+/// Brings the machine's packs down to what it needs, if they are worth it. For when nobody waits; what is killed in between
+/// costs room only.
+pub(super) fn compact_packs(shared: &Shared) {
+    let mut state = shared
+        .capture
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    if !std::mem::take(&mut state.sparse) || shared.has_ended() {
+        return;
+    }
+    let machine = match shared.dir.read() {
+        Ok(Some(machine)) => machine,
+        Ok(None) => return,
+        Err(error) => return tracing::warn!(%error, "packs are not compacted"),
+    };
+    let go_on = || !shared.has_ended();
+    match tidy::compact(&shared.dir, &machine, state.begun_at.as_deref(), &go_on) {
+        Ok(done) => tracing::info!(?done, "packs were compacted"),
+        Err(error) => {
+            tracing::warn!(error = %crate::error_chain::chain(&error), "packs are not compacted");
+        }
+    }
 }
 
 /// Saves the machine, which goes back once it is captured. The point becomes no head.
@@ -284,7 +311,7 @@ impl Run<'_> {
         let pinned_before = self.pinned_packs()?;
         let output = self.output.take();
         let published = self
-            .pin_into_machine(new)
+            .pin_into_machine(new, job.machine_packs)
             .and_then(|()| self.publish(job.store, job.request, output, machine, new));
         if let Err(error) = published {
             self.unpin(&point.id(), &pinned_before);
@@ -296,7 +323,9 @@ impl Run<'_> {
             Ok(head) => {
                 state.base = self.shared.branchable.then(|| point.clone());
                 match self.rebase(machine, &head) {
-                    Ok(()) if head.is_durable() => self.keep_history(state.begun_at.as_deref()),
+                    Ok(()) if head.is_durable() => {
+                        state.sparse = self.keep_history(state.begun_at.as_deref());
+                    }
                     // A power failure may bring the former head back.
                     Ok(()) => {}
                     Err(error) => tracing::warn!(%error, "former layers of the disk are kept"),

@@ -190,6 +190,7 @@ fn start(
         restored,
         rebooted: AtomicBool::new(false),
         capture: Mutex::new(CaptureState {
+            sparse: false,
             begun_at,
             base,
             vmm_top: machine.disk.layers.last().cloned(),

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::agent::AgentError;
-use super::checkpoint::checkpoint;
+use super::checkpoint::{checkpoint, compact_packs};
 use super::shared::Shared;
 use super::undo::undo;
 use crate::channel::control::{Control, ControlReply, LiveStatus};
@@ -90,9 +90,15 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
             reply(connection, &ControlReply::Stopped { forced }, &[]);
         }
         Control::Checkpoint(request) => {
-            let _saving = shared.begin_save();
+            let saving = shared.begin_save();
             match checkpoint(shared, &request, &report_to(connection)) {
-                Ok(done) => reply(connection, &ControlReply::Saved(done), &[]),
+                Ok(done) => {
+                    reply(connection, &ControlReply::Saved(done), &[]);
+                    drop(saving);
+                    // Whoever asked need not wait for what follows, and may be gone.
+                    drop(connection.shutdown(Shutdown::Both));
+                    compact_packs(shared);
+                }
                 Err(error) => {
                     let hint = full_hint(&error).map(|hint| {
                         format!(

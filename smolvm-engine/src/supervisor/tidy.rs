@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-use cas_store::{ChunkId, PackSet, StoreError};
+use cas_store::{ChunkId, Compacted, Kept, PackSet, StoreError};
 use snapshot_format::map::SeenNodes;
 use snapshot_format::{CheckpointId, ChunkRef, InvalidId, MapReader, NodeSource, Point};
 use thiserror::Error;
@@ -45,7 +45,7 @@ pub(super) fn tidy(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyEr
         RecordedState::Created | RecordedState::Stopped => tidy_files(dir, machine),
         RecordedState::Running { .. } | RecordedState::Failed { .. } => {
             tidy_files(dir, machine)?;
-            keep_history(dir, machine, None)
+            keep_history(dir, machine, None).map(drop)
         }
     }
 }
@@ -59,27 +59,61 @@ fn tidy_files(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> 
 }
 
 /// Gives up the points that the machine keeps beyond its head, the last earlier ones that it is to keep, and `also`. Nothing is
-/// given up where one of them is damaged: what it lacks may be in what would go.
+/// given up where one of them is damaged: what it lacks may be in what would go. Says how full the packs are that are left.
 pub(super) fn keep_history(
     dir: &MachineDir,
     machine: &MachineFile,
     also: Option<&Point>,
-) -> Result<(), TidyError> {
+) -> Result<Kept, TidyError> {
     let history = history(dir, machine)?;
-    let kept = history.iter().flat_map(History::sound);
-    let points: Vec<&Point> = kept.map(|(point, _)| point).chain(also).collect();
+    let points: Vec<&Point> = points(&history, also).collect();
     let packs = PackSet::open([dir.packs()]);
-    let mut needed = needed_chunks(points.iter().copied(), &packs)?;
-    let base = BaseMap::read(&dir.disk().join(&machine.disk.base))?;
-    needed.extend(base_chunks(&base, &packs)?);
-    packs.keep_only(&needed)?;
+    let left = packs.keep_only(&needed(dir, machine, &points, &packs)?)?;
     let mut records: HashSet<String> = points
         .iter()
         .map(|point| record_file_name(&point.id()))
         .collect();
     let earlier = history.iter().flat_map(History::earlier);
     records.extend(earlier.map(|generation| record_file_name(&generation.entry().id)));
-    remove_others(&dir.records(), |name| records.contains(name))
+    remove_others(&dir.records(), |name| records.contains(name))?;
+    Ok(left)
+}
+
+/// Writes anew what the machine needs of mostly dead packs: those of points that it gave up stay as long as any chunk in them is
+/// needed. Where `go_on` says no, nothing is changed.
+pub(super) fn compact(
+    dir: &MachineDir,
+    machine: &MachineFile,
+    also: Option<&Point>,
+    go_on: &dyn Fn() -> bool,
+) -> Result<Compacted, TidyError> {
+    let history = history(dir, machine)?;
+    let points: Vec<&Point> = points(&history, also).collect();
+    let packs = PackSet::open([dir.packs()]);
+    let needed = needed(dir, machine, &points, &packs)?;
+    Ok(packs.compact(&needed, go_on)?)
+}
+
+/// The points whose data the machine keeps.
+fn points<'a>(
+    history: &'a Option<History>,
+    also: Option<&'a Point>,
+) -> impl Iterator<Item = &'a Point> {
+    let kept = history.iter().flat_map(History::sound);
+    kept.map(|(point, _)| point).chain(also)
+}
+
+/// All chunks that the machine needs.
+fn needed(
+    dir: &MachineDir,
+    machine: &MachineFile,
+    points: &[&Point],
+    packs: &PackSet,
+) -> Result<Vec<ChunkId>, TidyError> {
+    let mut needed = needed_chunks(points.iter().copied(), packs)?;
+    let base = BaseMap::read(&dir.disk().join(&machine.disk.base))?;
+    needed.extend(base_chunks(&base, packs)?);
+    Ok(needed)
 }
 
 /// The chunks under the disk's layers, nodes of the map included.

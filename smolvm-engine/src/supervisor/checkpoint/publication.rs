@@ -31,9 +31,17 @@ pub(super) struct NewPoint<'a> {
 
 impl Run<'_> {
     /// The machine keeps the point by itself: whatever happens to the store, it goes on.
-    pub(super) fn pin_into_machine(&self, new: &NewPoint<'_>) -> Result<(), CheckpointError> {
+    pub(super) fn pin_into_machine(
+        &self,
+        new: &NewPoint<'_>,
+        machine_packs: &PackSet,
+    ) -> Result<(), CheckpointError> {
         let dir = &self.shared.dir;
-        new.sealed.pin_into(&dir.packs(), new.chunks)?;
+        // What it has already may lie in other packs of the store, which it gave up before.
+        let lacking = machine_packs
+            .missing(new.chunks)
+            .map_err(PointError::from)?;
+        new.sealed.pin_into(&dir.packs(), &lacking)?;
         let path = dir.records().join(record_file_name(&new.point.id()));
         if !path.exists() {
             write_synced(&path, new.record)?;
@@ -130,16 +138,24 @@ impl Run<'_> {
         }
     }
 
-    /// Gives up what the machine need not keep any more. Where that fails it costs room.
-    pub(super) fn keep_history(&self, begun_at: Option<&Point>) {
+    /// Gives up what the machine need not keep any more. Where that fails it costs room. Says whether what is left is worth
+    /// writing anew.
+    pub(super) fn keep_history(&self, begun_at: Option<&Point>) -> bool {
         let dir = &self.shared.dir;
         let kept = match dir.read() {
             Ok(Some(machine)) => tidy::keep_history(dir, &machine, begun_at),
-            Ok(None) => Ok(()),
-            Err(error) => return tracing::warn!(%error, "earlier points are kept"),
+            Ok(None) => return false,
+            Err(error) => {
+                tracing::warn!(%error, "earlier points are kept");
+                return false;
+            }
         };
-        if let Err(error) = kept {
-            tracing::warn!(error = %chain(&error), "earlier points are kept");
+        match kept {
+            Ok(kept) => kept.is_sparse(),
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "earlier points are kept");
+                false
+            }
         }
     }
 }
