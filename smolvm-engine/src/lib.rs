@@ -55,12 +55,13 @@ mod vmm;
 
 pub use agent_protocol;
 pub use api::{
-    AgentConnection, Checkpoint, CheckpointOptions, CreateFromOptions, CreateOptions,
-    DEFAULT_HISTORY, DeterministicError, DeterministicMachine, Engine, EngineError, EngineOptions,
-    ErrorCode, ExecOptions, ExecOutput, ExecSession, ExecWriter, KeptState, LeftState, LogEntry,
-    MachineDigest, MachineInfo, MachineState, PointSource, Problem, RepairSource, Repaired, Saving,
-    StartOptions, Started, StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint,
-    VerifyLevel, VerifyOptions, VerifySource, doctor, process,
+    AgentConnection, BranchChild, BranchOptions, Branched, Checkpoint, CheckpointOptions,
+    CreateFromOptions, CreateOptions, DEFAULT_HISTORY, DeterministicError, DeterministicMachine,
+    Engine, EngineError, EngineOptions, ErrorCode, ExecOptions, ExecOutput, ExecSession,
+    ExecWriter, KeptState, LeftState, LogEntry, MAX_BRANCH_CHILDREN, MachineDigest, MachineInfo,
+    MachineState, PointSource, Problem, RepairSource, Repaired, Saving, StartOptions, Started,
+    StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint, VerifyLevel,
+    VerifyOptions, VerifySource, doctor, process,
 };
 pub use channel::ChannelError;
 pub use durable_files::FileError;

@@ -32,6 +32,8 @@ pub enum Operation {
     Restore,
     /// `undo`.
     Undo,
+    /// `branch`.
+    Branch,
 }
 
 /// Which process reaches a phase.
@@ -125,6 +127,12 @@ phases! {
     TargetPinned = "target-pinned", Undo, Command;
     /// `machine.json` says that the machine goes on at the target; former layers are still there.
     PutBack = "put-back", Undo, Command;
+    /// The source runs again; what its children begin with is with its supervisor.
+    BranchFrozen = "branch-frozen", Branch, Supervisor;
+    /// The files of the children are in their staging directories.
+    BranchLinked = "branch-linked", Branch, Supervisor;
+    /// A child has its name, and nothing runs it.
+    ChildCreated = "child-created", Branch, Command;
     /// The new machine is whole in a staging directory.
     MachineStaged = "machine-staged", CreateFrom, Command;
     /// It has its name; the command did not say so.

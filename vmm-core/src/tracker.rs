@@ -256,6 +256,16 @@ impl DirtyTracker {
         Ok(std::mem::replace(&mut state.pending, none))
     }
 
+    /// The pages that the next [`take`](Self::take) gives, and that stay for it.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn written(&self) -> Result<DirtySet, TrackerError> {
+        let mut state = self.lock();
+        self.drain(&mut state)?;
+        Ok(state.pending.clone())
+    }
+
     /// Puts a set back after a capture that failed: the pages are in the next [`take`](Self::take).
     pub fn give_back(&self, set: &DirtySet) {
         self.lock().pending.merge(set);
@@ -476,5 +486,16 @@ mod tests {
         set.insert(Gpa(0x9000));
         tracker.reset_to(&set).unwrap();
         assert_eq!(take(&tracker), [0x9000]);
+    }
+
+    #[test]
+    fn who_looks_takes_nothing() {
+        let (ram, _log, tracker) = bed();
+        ram.write_obj(1_u8, GuestAddress(0x3000)).unwrap();
+        let seen = tracker.written().unwrap();
+        ram.write_obj(1_u8, GuestAddress(0x9000)).unwrap();
+        assert_eq!(tracker.written().unwrap().len(), seen.len() + 1);
+        let expected = [0x3000, 0x5000, 0x9000, (1 << 32) + 0x5000];
+        assert_eq!(take(&tracker), expected);
     }
 }

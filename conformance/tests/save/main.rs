@@ -5,6 +5,7 @@
 //! what is sampled is done in full.
 
 mod bed;
+mod branch;
 mod disk;
 mod each_write;
 mod ended;

@@ -72,6 +72,13 @@ pub(crate) enum MachineCommand {
             Exit codes: those of exec, of whichever failed."
     )]
     Try(TryArgs),
+    /// Let new machines go on from where a running one is
+    #[command(
+        long_about = "Let new machines go on from where a running one is: memory, processes and disk. All begin at the same instant, none \
+            sees what the others do, and the source, which stands still for a moment only, may go at any time.\n\n\
+            Returns when they run and answer. Each has a host name, keys and random numbers of its own."
+    )]
+    Branch(BranchArgs),
 }
 
 /// One machine, named as `NAME`, `--name NAME` or `-n NAME`.
@@ -252,6 +259,36 @@ pub(crate) struct TryArgs {
     pub(crate) check: Option<OsString>,
     #[command(flatten)]
     pub(crate) command: CommandArgs,
+}
+
+/// `machine branch`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples: smolvm branch --from agent --name try-a\n          \
+    smolvm branch --from agent --count 8 --name-prefix try"
+)]
+pub(crate) struct BranchArgs {
+    /// The machine to go on from [default: $SMOLVM_MACHINE_NAME, or the only one]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) from: Option<MachineName>,
+    /// Name of the new machine
+    #[arg(short, long, value_name = "NAME", conflicts_with_all = ["count", "name_prefix"], required_unless_present = "count")]
+    pub(crate) name: Option<MachineName>,
+    /// Make so many: PREFIX-0, PREFIX-1, ...
+    #[arg(long, value_name = "K", requires = "name_prefix")]
+    pub(crate) count: Option<usize>,
+    /// What their names begin with
+    #[arg(long, value_name = "PREFIX", requires = "count")]
+    pub(crate) name_prefix: Option<String>,
+    /// Save the same instant, too: directory to make, ending in .checkpoint
+    #[arg(short, long, value_name = "X.checkpoint")]
+    pub(crate) output: Option<PathBuf>,
+    /// Store of its data [default: the one in $SMOLVM_HOME]
+    #[arg(long, value_name = "DIR", requires = "output")]
+    pub(crate) store: Option<PathBuf>,
+    /// Not available yet: children that wait.
+    #[arg(long, hide = true)]
+    pub(crate) hold: bool,
 }
 
 /// `machine checkpoint-log`.

@@ -21,8 +21,9 @@ pub(crate) use exec::{CommandArgs, ExecArgs, RunArgs, ShellArgs};
 pub(crate) use image::{ImageBuildArgs, ImageCommand, ImageImportArgs};
 pub(crate) use kernel::{KernelCommand, KernelImportArgs};
 pub(crate) use machine::{
-    CheckpointArgs, CheckpointLogArgs, CheckpointVerifyArgs, DeleteArgs, ListArgs, LogsArgs,
-    MachineCommand, Named, RenameArgs, RestartArgs, StartArgs, StopArgs, TryArgs, UndoArgs,
+    BranchArgs, CheckpointArgs, CheckpointLogArgs, CheckpointVerifyArgs, DeleteArgs, ListArgs,
+    LogsArgs, MachineCommand, Named, RenameArgs, RestartArgs, StartArgs, StopArgs, TryArgs,
+    UndoArgs,
 };
 pub(crate) use system::{CompletionsArgs, HelpArgs};
 
@@ -181,6 +182,9 @@ mod tests {
             "machine undo --name agent",
             "machine undo --to ~2 --discard",
             "machine try --check true -- make test",
+            "machine branch --from agent --name try-a",
+            "machine branch --from agent --count 8 --name-prefix try -o ./x.checkpoint --store ./history",
+            "branch --name try-a",
             "machine run --image debian -- true",
             "machine ls --json",
             "machine status",
@@ -233,6 +237,11 @@ mod tests {
             "machine rename a b c",
             "machine cp a:x ./b",
             "machine run --image debian",
+            "machine branch --from agent",
+            "machine branch --from agent --name a --count 2 --name-prefix b",
+            "machine branch --from agent --count 2",
+            "machine branch --from agent --name-prefix b",
+            "machine branch --from agent --name a --store ./history",
         ] {
             assert!(parsed(line).is_err(), "{line}");
         }

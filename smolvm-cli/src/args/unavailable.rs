@@ -5,9 +5,8 @@ use clap::Args;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands that no version has yet, with the group that they will be in.
-const COMMANDS: [(&str, &str); 16] = [
+const COMMANDS: [(&str, &str); 15] = [
     ("autosave", "machine "),
-    ("branch", "machine "),
     ("branch-release", "machine "),
     ("pause", "machine "),
     ("resume", "machine "),

@@ -53,7 +53,7 @@ pub(crate) fn checkpoint(
     Ok(())
 }
 
-fn describe(name: &str, saved: &Checkpoint) -> Object {
+pub(super) fn describe(name: &str, saved: &Checkpoint) -> Object {
     object(json!({
         "name": name,
         "id": saved.id,
@@ -68,7 +68,7 @@ fn describe(name: &str, saved: &Checkpoint) -> Object {
 }
 
 /// A time in milliseconds, with three digits after the point.
-fn thousandths(time: Duration) -> f64 {
+pub(super) fn thousandths(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e3
 }
 

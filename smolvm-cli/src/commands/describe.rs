@@ -1,7 +1,7 @@
 //! Machines in words and as objects.
 
 use serde_json::{Value, json};
-use smolvm_engine::{MachineInfo, MachineOrigin, MachineState, Saving, format_utc};
+use smolvm_engine::{MachineInfo, MachineName, MachineOrigin, MachineState, Saving, format_utc};
 
 use crate::output::Object;
 
@@ -52,7 +52,7 @@ pub(crate) fn object_of(machine: &MachineInfo) -> Value {
         "image": image,
         "kernel": kernel,
         "from": point,
-        "branched_from": Value::Null,
+        "branched_from": machine.branched_from.as_ref().map(MachineName::as_str),
         "head": machine.head,
         "created": format_utc(machine.created_unix),
         "started": machine.started_unix.map(format_utc),

@@ -92,7 +92,10 @@ fn wide_row(machine: &MachineInfo) -> [String; 9] {
         output::bytes(spec.disk_bytes),
         describe::origin(&machine.origin),
         format_utc(machine.created_unix),
-        NOTHING.to_owned(),
+        machine
+            .branched_from
+            .as_ref()
+            .map_or_else(|| NOTHING.to_owned(), ToString::to_string),
     ]
 }
 
@@ -153,6 +156,10 @@ fn lines(machine: &MachineInfo) -> Vec<(&'static str, String)> {
     }
     let optional = [
         ("started", machine.started_unix.map(format_utc)),
+        (
+            "branch of",
+            machine.branched_from.as_ref().map(ToString::to_string),
+        ),
         ("head", machine.head.clone()),
         ("undone", machine.left.as_ref().map(undone)),
         ("no memory", machine.out_of_memory.clone()),

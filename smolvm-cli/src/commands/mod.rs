@@ -1,6 +1,7 @@
 //! What each command does: typed options in, calls of the engine, results out.
 
 mod attempt;
+mod branch;
 mod checkpoint;
 mod copy;
 mod create;
@@ -86,6 +87,7 @@ fn machine(
             let engine = engine().map_err(Failure::around_command)?;
             attempt::attempt(&engine, printer, args).map_err(Failure::around_command)
         }
+        MachineCommand::Branch(args) => branch::branch(&engine()?, printer, args).map(done),
         MachineCommand::Undo(args) => undo::undo(&engine()?, printer, args).map(done),
     }
 }

@@ -21,6 +21,7 @@ fn refusals_without_machines() {
         "machine run -- true",
         "machine logs --name agent",
         "machine cp agent:/etc/hostname .",
+        "machine branch --from agent --name other",
         "image rm mine",
         "image import ../x root.tar",
         "image import mine absent.tar",
@@ -44,6 +45,8 @@ fn wrong_usage() {
         "machine stop --timeout soon",
         "machine start --branchable --no-branchable",
         "machine create --at ~1",
+        "machine branch --from agent",
+        "machine branch --from agent --count 2",
         "machine fly",
     ];
     let transcripts: Vec<String> = lines.iter().map(|line| home.transcript(line)).collect();
@@ -55,7 +58,7 @@ fn wrong_usage() {
 fn what_is_not_there_yet_is_refused() {
     let home = Home::new();
     for line in [
-        "machine branch --from a --name b",
+        "machine branch --from a --name b --hold",
         "machine branch-release --name b",
         "machine autosave --every 5m",
         "machine pause --name a",
@@ -65,7 +68,7 @@ fn what_is_not_there_yet_is_refused() {
         "machine checkpoint-export x -o -",
         "machine checkpoint-import -",
         "machine tree --dot",
-        "machine branch --help",
+        "machine branch-release --help",
         "machine create -v /a:/b",
         "machine create -p 80:80",
         "machine create --net",
@@ -124,7 +127,8 @@ fn suggestions_name_only_what_there_is() {
     let home = Home::new();
     for (line, suggested) in [
         ("machine stat", Some("start")),
-        ("machine branc", None),
+        ("machine autosav", None),
+        ("machine branc", Some("branch")),
         ("serv", None),
         ("machine checkpoint-lo", Some("checkpoint-log")),
     ] {
@@ -134,7 +138,7 @@ fn suggestions_name_only_what_there_is() {
         match suggested {
             Some(word) => assert!(stderr.contains(word), "{line}: {stderr}"),
             None => assert!(
-                !stderr.contains("branch") && !stderr.contains("serve"),
+                !stderr.contains("autosave") && !stderr.contains("serve"),
                 "{stderr}"
             ),
         }

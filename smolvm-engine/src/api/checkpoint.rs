@@ -107,23 +107,7 @@ impl Engine {
         progress: &dyn Progress,
     ) -> Result<Checkpoint, EngineError> {
         self.require_running(name, "checkpoint")?;
-        self.home().ensure()?;
-        let store = match &options.store {
-            Some(store) => check_store(store, self.home())?,
-            None => self.home().store(),
-        };
-        let output = options
-            .output
-            .as_deref()
-            .map(|output| check_output(output, &store, self.home()));
-        let output = output.transpose()?;
-        own_default_store(&store, self.home())?;
-        let request = Control::Checkpoint(CheckpointRequest {
-            store,
-            output,
-            history: options.history,
-            message: options.message.clone(),
-        });
+        let request = Control::Checkpoint(self.checkpoint_request(options)?);
         let mut phases = Phases::new(progress);
         let reply = self.control_with_progress(name, &request, &mut |phase, done, total| {
             phases.report(phase, done, total);
@@ -142,6 +126,30 @@ impl Engine {
                 hint: None,
             }),
         }
+    }
+
+    /// What a supervisor is asked for; the paths are allowed.
+    pub(super) fn checkpoint_request(
+        &self,
+        options: &CheckpointOptions,
+    ) -> Result<CheckpointRequest, EngineError> {
+        self.home().ensure()?;
+        let store = match &options.store {
+            Some(store) => check_store(store, self.home())?,
+            None => self.home().store(),
+        };
+        let output = options
+            .output
+            .as_deref()
+            .map(|output| check_output(output, &store, self.home()));
+        let output = output.transpose()?;
+        own_default_store(&store, self.home())?;
+        Ok(CheckpointRequest {
+            store,
+            output,
+            history: options.history,
+            message: options.message.clone(),
+        })
     }
 
     /// The log of a checkpoint directory: its own point first, then its parents. Changes nothing.
@@ -242,7 +250,7 @@ pub(super) fn log_entry(entry: &LineageEntry, generation: Option<usize>, gone: b
     }
 }
 
-fn saved(done: CheckpointDone) -> Checkpoint {
+pub(super) fn saved(done: CheckpointDone) -> Checkpoint {
     Checkpoint {
         id: done.id,
         short_id: done.short_id,

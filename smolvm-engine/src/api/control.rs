@@ -1,5 +1,6 @@
 //! Talking with the supervisor of a machine that runs, and through it with the agent.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -87,8 +88,18 @@ impl Engine {
         request: &Control,
         on_progress: &mut dyn FnMut(&str, u64, Option<u64>),
     ) -> Result<ControlReply, EngineError> {
-        let (reply, _) = self.exchange(name, request, None, on_progress)?;
+        let (reply, _) = self.long_work(name, request, on_progress)?;
         Ok(reply)
+    }
+
+    /// As [`Self::control_with_progress`], with what came with the answer.
+    pub(super) fn long_work(
+        &self,
+        name: &MachineName,
+        request: &Control,
+        on_progress: &mut dyn FnMut(&str, u64, Option<u64>),
+    ) -> Result<(ControlReply, Vec<OwnedFd>), EngineError> {
+        self.exchange(name, request, None, on_progress)
     }
 
     /// Asks the supervisor; the stream is what came with its answer.
@@ -107,7 +118,9 @@ impl Engine {
         request: &Control,
         patience: Duration,
     ) -> Result<(ControlReply, Option<UnixStream>), EngineError> {
-        self.exchange(name, request, Some(patience), &mut |_, _, _| ())
+        let exchanged = self.exchange(name, request, Some(patience), &mut |_, _, _| ());
+        let (reply, descriptors) = exchanged?;
+        Ok((reply, descriptors.into_iter().next().map(UnixStream::from)))
     }
 
     /// Sends a request and waits for the answer, with what came with it; progress in between goes to
@@ -118,7 +131,7 @@ impl Engine {
         request: &Control,
         patience: Option<Duration>,
         on_progress: &mut dyn FnMut(&str, u64, Option<u64>),
-    ) -> Result<(ControlReply, Option<UnixStream>), EngineError> {
+    ) -> Result<(ControlReply, Vec<OwnedFd>), EngineError> {
         let failed = |source| EngineError::Supervisor {
             name: name.clone(),
             source,
@@ -130,14 +143,13 @@ impl Engine {
         channel::send(&socket, request, &[]).map_err(failed)?;
         loop {
             let received = channel::receive::<ControlReply>(&socket).map_err(failed)?;
-            let stream = received.descriptors.into_iter().next();
             match received.message {
                 ControlReply::Progress {
                     phase,
                     done_bytes,
                     total_bytes,
                 } => on_progress(&phase, done_bytes, total_bytes),
-                reply => return Ok((reply, stream.map(UnixStream::from))),
+                reply => return Ok((reply, received.descriptors)),
             }
         }
     }

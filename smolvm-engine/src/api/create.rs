@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use durable_files::{OsBackend, PublishError, Staging};
@@ -16,7 +15,7 @@ use crate::image::Image;
 use crate::kernel::Kernel;
 use crate::machine::{
     BaseMap, DEFAULT_HISTORY, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile,
-    MachineOrigin, MachineSpec, RecordedState, create_overlay, replace_file,
+    MachineOrigin, MachineSpec, RecordedState, create_overlay, link_or_copy, replace_file,
 };
 use crate::name::MachineName;
 use crate::phase::Phase;
@@ -94,6 +93,7 @@ impl Engine {
             history: DEFAULT_HISTORY,
             starts: 0,
             undos: 0,
+            branched_from: None,
             spec,
             name,
         };
@@ -259,15 +259,6 @@ pub(crate) fn with_hostname(command_line: &str, hostname: &str) -> String {
         .filter(|word| !word.starts_with(HOSTNAME));
     let own = format!("{HOSTNAME}{hostname}");
     others.chain([&*own]).collect::<Vec<_>>().join(" ")
-}
-
-/// Hard link where possible, copy elsewhere.
-pub(crate) fn link_or_copy(from: &Path, to: &Path) -> Result<(), EngineError> {
-    if fs::hard_link(from, to).is_ok() {
-        return Ok(());
-    }
-    fs::copy(from, to).map_err(FileError::at("copy to", to))?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -284,5 +284,6 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
         history: DEFAULT_HISTORY,
         starts: 0,
         undos: 0,
+        branched_from: None,
     }
 }

@@ -116,6 +116,12 @@ pub enum EngineError {
         /// Its state.
         state: String,
     },
+    /// A machine that keeps no track of changes.
+    #[error("cannot branch {name}: it was started with --no-branchable")]
+    NotBranchable {
+        /// The machine.
+        name: MachineName,
+    },
     /// There is nothing to go back to.
     #[error("{name} has no point to go back to: it was never saved")]
     NoPoint {
@@ -295,7 +301,7 @@ impl EngineError {
             Self::OtherMachine { .. } => ErrorCode::Invalid,
             Self::MachineExists { .. } => ErrorCode::Exists,
             Self::Name(_) | Self::Invalid { .. } | Self::WhichMachine { .. } => ErrorCode::Invalid,
-            Self::WrongState { .. } => ErrorCode::State,
+            Self::WrongState { .. } | Self::NotBranchable { .. } => ErrorCode::State,
             Self::Backend(_) | Self::Unrestorable { .. } => ErrorCode::Unavailable,
             Self::Point(
                 PointError::NotACheckpoint { .. }
@@ -338,6 +344,9 @@ impl EngineError {
             Self::WrongState { name, .. } => {
                 Some(format!("start it with: smolvm machine start --name {name}"))
             }
+            Self::NotBranchable { name } => Some(format!(
+                "restart it without that: smolvm machine restart --name {name}"
+            )),
             Self::NoPoint { name } => Some(format!(
                 "save it while it runs with: smolvm machine checkpoint --name {name}"
             )),

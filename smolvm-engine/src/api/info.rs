@@ -59,6 +59,8 @@ pub struct MachineInfo {
     pub spec: MachineSpec,
     /// What it was made from.
     pub origin: MachineOrigin,
+    /// The machine that it is a branch of.
+    pub branched_from: Option<MachineName>,
     /// Seconds since 1970 when it was created.
     pub created_unix: u64,
     /// The point it was last saved to or restored from.
@@ -139,6 +141,7 @@ pub(super) fn describe(file: MachineFile, running: bool, live: Option<LiveStatus
         state,
         spec: file.spec,
         origin: file.origin,
+        branched_from: file.branched_from,
         created_unix: file.created_unix,
         head: file.head,
         backend: live.as_ref().map(|live| live.backend.clone()),

@@ -8,9 +8,10 @@ use super::info::{MachineState, describe};
 use super::process::{self, ProcessModel};
 use crate::api::EngineError;
 use crate::backend::{self, NotKvm};
-use crate::channel;
+use crate::channel::branch::Begin;
 use crate::channel::child::spawn_supervisor;
 use crate::channel::control::{Control, LiveStatus, StartReport, Trouble};
+use crate::channel::{self, ChannelError};
 use crate::file_error::FileError;
 use crate::machine::{MachineDir, RecordedState};
 use crate::name::MachineName;
@@ -140,6 +141,18 @@ impl Engine {
         name: &MachineName,
         dir: &MachineDir,
     ) -> Result<StartReport, EngineError> {
+        self.launch_as(name, dir, |socket| {
+            channel::send(socket, &Begin::Alone, &[])
+        })
+    }
+
+    /// As [`Self::launch`]; `tell` sends the [`Begin`] that the supervisor waits for.
+    pub(super) fn launch_as(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+        tell: impl FnOnce(&UnixStream) -> Result<(), ChannelError>,
+    ) -> Result<StartReport, EngineError> {
         if process::is_child_unasked() {
             return Err(EngineError::NotAsked);
         }
@@ -161,7 +174,8 @@ impl Engine {
                 (ours, None)
             }
         };
-        if let Ok(received) = channel::receive(&socket) {
+        let told = tell(&socket).and_then(|()| channel::receive(&socket));
+        if let Ok(received) = told {
             return Ok(received.message);
         }
         // It ended without a word: collect it, its log says more.
@@ -224,7 +238,7 @@ impl Engine {
 }
 
 /// Why a machine that runs cannot be used.
-fn not_ready(name: MachineName, trouble: Trouble) -> EngineError {
+pub(super) fn not_ready(name: MachineName, trouble: Trouble) -> EngineError {
     match trouble {
         Trouble::Silent(reason) => EngineError::AgentSilent { name, reason },
         Trouble::Incomplete(reason) => EngineError::NotSetUp { name, reason },

@@ -6,19 +6,18 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Descriptors that go with [`ToVmm::Capture`](super::messages::ToVmm::Capture), in this order, after them an empty
-/// layer where [`BeginCapture::merge`] is set.
+/// Descriptors that go with [`ToVmm::Capture`](super::messages::ToVmm::Capture), in this order. After them come the window, memory
+/// that both processes share, where [`BeginCapture::point`] is set, and an empty layer that the sealed ones are merged into where
+/// [`BeginCapture::merge`] is set.
 pub(crate) struct CaptureDescriptors;
 
 impl CaptureDescriptors {
     /// The capture's socket.
     pub(crate) const SOCKET: usize = 0;
-    /// The window, memory that both processes share.
-    pub(crate) const WINDOW: usize = 1;
     /// The disk's new top layer.
-    pub(crate) const TOP: usize = 2;
-    /// What the sealed layers are merged into.
-    pub(crate) const MERGED: usize = 3;
+    pub(crate) const TOP: usize = 1;
+    /// The first of the others.
+    pub(crate) const OTHERS: usize = 2;
 }
 
 /// What the supervisor says about a capture.
@@ -36,6 +35,10 @@ pub(crate) enum CaptureRequest {
 pub(crate) struct BeginCapture {
     /// First merge the disk's sealed layers.
     pub(crate) merge: bool,
+    /// Send memory and states, of which a point is made.
+    pub(crate) point: bool,
+    /// Hand memory over, from which other machines go on.
+    pub(crate) share: bool,
     /// Send all of memory, not only what changed since the last capture that succeeded.
     pub(crate) full: bool,
     /// Leave the machine standing after the instant, until it goes back or the capture is over.
@@ -86,6 +89,12 @@ pub(crate) enum CaptureEvent {
         pause_micros: u64,
         /// The wall time of the instant: seconds since 1970 and nanoseconds.
         taken: (u64, u32),
+    },
+    /// What machines begin with that go on from the instant. Descriptors: what [`Inheritance`](super::branch::Inheritance) is
+    /// written to, then the layers of memory.
+    Shared {
+        /// What was written in it is not known relative to any point.
+        booted: bool,
     },
     /// All chunks were sent.
     MemoryDone,

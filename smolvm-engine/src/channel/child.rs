@@ -33,22 +33,19 @@ pub(crate) fn take_standard_input() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Starts a supervisor process; its reports come over the returned socket.
+/// Starts a supervisor process, which waits for a [`Begin`](super::branch::Begin); its reports come over the returned socket.
 pub(crate) fn spawn_supervisor(
     program: &Path,
     home: &Home,
     name: &MachineName,
     log: &Path,
 ) -> io::Result<(Child, UnixStream)> {
-    spawn(
-        program,
-        [
-            OsStr::new(SUPERVISOR),
-            home.root().as_os_str(),
-            name.as_str().as_ref(),
-        ],
-        log,
-    )
+    let arguments = [
+        OsStr::new(SUPERVISOR),
+        home.root().as_os_str(),
+        name.as_str().as_ref(),
+    ];
+    spawn(program, arguments, log)
 }
 
 /// Starts a VMM process; commands go over the returned socket.

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::branch::{BranchDone, BranchRequest};
+
 /// A command's request; one per connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Control {
@@ -29,6 +31,9 @@ pub(crate) enum Control {
     /// Leave the machine for a point; answered by any number of [`ControlReply::Progress`] and then by
     /// [`ControlReply::Undone`].
     Undo(UndoRequest),
+    /// Let other machines go on from here; answered by any number of [`ControlReply::Progress`] and then by
+    /// [`ControlReply::Branched`].
+    Branch(BranchRequest),
     /// Wait until nothing is being saved.
     Settle,
 }
@@ -136,6 +141,8 @@ pub(crate) enum ControlReply {
     Saved(CheckpointDone),
     /// To [`Control::Undo`].
     Undone(UndoAnswer),
+    /// To [`Control::Branch`], with descriptors.
+    Branched(Box<BranchDone>),
     /// Done.
     Done,
     /// Refused or failed.

@@ -92,12 +92,15 @@ pub(crate) struct StartMachine {
     pub(crate) branchable: bool,
     /// Go on at the point whose record is the last descriptor, instead of booting.
     pub(crate) restore: bool,
+    /// Go on from another machine's instant: so many of the last descriptors are what came with
+    /// [`CaptureEvent::Shared`](super::capture::CaptureEvent::Shared).
+    pub(crate) inherited: Option<usize>,
     /// Run on the software CPU as a deterministic machine that follows from this seed.
     pub(crate) deterministic: Option<u64>,
 }
 
 /// Descriptors that go with [`ToVmm::Start`], in this order, after them the disk's layers from bottom
-/// to top, and the point's record for a restore.
+/// to top, and the point's record for a restore, or what a branch begins with.
 pub(crate) struct StartDescriptors;
 
 impl StartDescriptors {

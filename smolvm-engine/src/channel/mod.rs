@@ -4,10 +4,12 @@
 //! between supervisor and VMM, and between a command and the supervisor. Both ends are of the same
 //! version: they are the same program.
 
+pub(crate) mod branch;
 pub(crate) mod capture;
 pub(crate) mod child;
 pub(crate) mod control;
 pub(crate) mod control_socket;
+pub(crate) mod memory_file;
 pub(crate) mod messages;
 mod raw;
 pub(crate) mod undo;

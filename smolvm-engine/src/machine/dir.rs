@@ -271,6 +271,12 @@ pub(crate) struct RunLock {
 }
 
 impl RunLock {
+    /// The lock that another process has taken and handed over.
+    pub(crate) fn taken(descriptor: std::os::fd::OwnedFd) -> Self {
+        let file = descriptor.into();
+        Self { file }
+    }
+
     /// The lock's descriptor: the lock is held until its last copy is closed.
     pub(crate) fn descriptor(&self) -> std::os::fd::BorrowedFd<'_> {
         std::os::fd::AsFd::as_fd(&self.file)

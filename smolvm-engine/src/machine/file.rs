@@ -55,6 +55,9 @@ pub(crate) struct MachineFile {
     /// How often it went back to a point.
     #[serde(default)]
     pub(crate) undos: u64,
+    /// The machine that it is a branch of.
+    #[serde(default)]
+    pub(crate) branched_from: Option<MachineName>,
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod dir;
 mod disk;
 mod file;
 mod holders;
+mod link;
 mod log_file;
 mod maps;
 mod spec;
@@ -21,6 +22,7 @@ pub(crate) use dir::{MachineDir, RunLock, TEMPORARY_PREFIX, replace_file, sync_d
 pub(crate) use disk::create_overlay;
 pub use file::{DEFAULT_HISTORY, MachineOrigin};
 pub(crate) use file::{DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState};
+pub(crate) use link::{link_machine, link_or_copy};
 pub(crate) use log_file::{BoundedLog, open_log};
 pub(crate) use maps::{MapReadError, NodesIn, WholePoints, needed_chunks, node_of, whole_points};
 pub use spec::{Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineSpec};

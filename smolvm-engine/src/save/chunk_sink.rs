@@ -13,6 +13,7 @@ use vmm_core::x86::ram_layout;
 
 use super::maps::{Maps, MapsError};
 use crate::channel::capture::CapturedChunk;
+use crate::channel::memory_file::memory_file;
 
 /// Why chunks could not be stored.
 #[derive(Debug, Error)]
@@ -47,7 +48,7 @@ impl<'a> ChunkSink<'a> {
         let layout = ram_layout(memory_bytes)?;
         Ok(Self {
             capture,
-            window: new_window().map_err(SinkError::Window)?,
+            window: memory_file("smolvm-capture").map_err(SinkError::Window)?,
             changes: BTreeMap::new(),
             count: layout.total_bytes() / CHUNK_BYTES,
             layout,
@@ -121,18 +122,4 @@ impl<'a> ChunkSink<'a> {
         }
         Ok(regions)
     }
-}
-
-#[cfg(target_os = "linux")]
-fn new_window() -> io::Result<File> {
-    use rustix::fs::{MemfdFlags, memfd_create};
-    Ok(File::from(memfd_create(
-        "smolvm-capture",
-        MemfdFlags::CLOEXEC,
-    )?))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn new_window() -> io::Result<File> {
-    tempfile::tempfile()
 }

@@ -1,11 +1,13 @@
 //! Saving a running machine: from a command to a published point.
 
 mod boot;
+mod branch;
 mod dialogue;
 mod error;
 mod head;
 mod publication;
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -15,6 +17,7 @@ use agent_protocol::message::Processes;
 use cas_store::{Capture, CaptureOptions, MAX_PACKS_PER_POINT, PackSet, Store};
 use snapshot_format::{Point, StateRecord};
 
+pub(super) use self::branch::{Branched, branch};
 use self::dialogue::Switched;
 pub(crate) use self::error::CheckpointError;
 use self::head::Merged;
@@ -60,7 +63,7 @@ pub(super) fn checkpoint(
         .capture
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
-    save(shared, request, progress, &mut state, None)
+    save(shared, request, progress, &mut state, Beside::Nothing)
 }
 
 /// Brings the machine's packs down to what it needs, if they are worth it. For when nobody waits; what is killed in between
@@ -95,11 +98,33 @@ pub(super) fn keep(
     state: &mut CaptureState,
     way_back: &mut WayBack<'_>,
 ) -> Result<KeptPoint, CheckpointError> {
-    let done = save(shared, request, progress, state, Some(way_back))?;
+    let done = save(
+        shared,
+        request,
+        progress,
+        state,
+        Beside::GoingBack(way_back),
+    )?;
     Ok(KeptPoint {
         id: done.id,
         short_id: done.short_id,
     })
+}
+
+/// What else is done at the instant of a capture.
+enum Beside<'a, 'b> {
+    Nothing,
+    /// The machine leaves it.
+    GoingBack(&'a mut WayBack<'b>),
+    /// Other machines go on from there, with this.
+    Sharing(&'a mut Option<SharedMemory>),
+}
+
+/// What machines begin with that go on from an instant.
+struct SharedMemory {
+    descriptors: Vec<OwnedFd>,
+    /// What was written in it is not known relative to any point.
+    booted: bool,
 }
 
 fn save(
@@ -107,8 +132,13 @@ fn save(
     request: &CheckpointRequest,
     progress: OnProgress<'_>,
     state: &mut CaptureState,
-    mut way_back: Option<&mut WayBack<'_>>,
+    beside: Beside<'_, '_>,
 ) -> Result<CheckpointDone, CheckpointError> {
+    let (mut way_back, memory) = match beside {
+        Beside::Nothing => (None, None),
+        Beside::GoingBack(way_back) => (Some(way_back), None),
+        Beside::Sharing(memory) => (None, Some(memory)),
+    };
     let begin = Instant::now();
     if shared.has_ended() {
         return Err(CheckpointError::Ended);
@@ -135,12 +165,9 @@ fn save(
 
     let mut run = Run {
         output,
-        shared,
         processes: synced.map(|report| report.processes),
-        socket: None,
-        switched: Switched::Unknown,
-        added_layer: None,
-        merged: None,
+        share: memory.is_some(),
+        ..Run::new(shared)
     };
     let job = Job {
         store: &store,
@@ -155,10 +182,9 @@ fn save(
         // Its disk is another.
         return result;
     }
-    match run.switched {
-        Switched::Yes => state.vmm_top = run.added_layer,
-        Switched::Unknown => state.vmm_top = None,
-        Switched::No => {}
+    run.note_top(state);
+    if let Some(memory) = memory {
+        *memory = run.memory.take();
     }
     result
 }
@@ -170,6 +196,8 @@ struct Capturing {
     full: bool,
     /// The machine stays where it is afterwards.
     stay: bool,
+    /// Hand memory over.
+    share: bool,
 }
 
 /// One capture.
@@ -187,6 +215,10 @@ struct Run<'a> {
     added_layer: Option<String>,
     /// What the sealed layers are being merged into.
     merged: Option<Merged>,
+    /// Other machines are to go on from the instant.
+    share: bool,
+    /// With this.
+    memory: Option<SharedMemory>,
 }
 
 /// What is asked for, and where it goes.
@@ -197,6 +229,31 @@ struct Job<'a> {
     request: &'a CheckpointRequest,
     progress: OnProgress<'a>,
     begin: Instant,
+}
+
+impl<'a> Run<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        Self {
+            output: None,
+            shared,
+            processes: None,
+            socket: None,
+            switched: Switched::Unknown,
+            added_layer: None,
+            merged: None,
+            share: false,
+            memory: None,
+        }
+    }
+
+    /// Remembers which layer the VMM's disk writes to.
+    fn note_top(&mut self, state: &mut CaptureState) {
+        match self.switched {
+            Switched::Yes => state.vmm_top = self.added_layer.take(),
+            Switched::Unknown => state.vmm_top = None,
+            Switched::No => {}
+        }
+    }
 }
 
 impl Run<'_> {
@@ -226,8 +283,9 @@ impl Run<'_> {
         let how = Capturing {
             full: base.is_none(),
             stay: leaves,
+            share: self.share,
         };
-        let instant = self.receive(&mut machine, how, &mut sink, progress)?;
+        let instant = self.receive(&mut machine, how, Some(&mut sink), progress)?;
         if let Some(way_back) = &mut way_back {
             way_back.go(state);
         }

@@ -1,3 +1,4 @@
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,7 @@ use super::signals;
 use super::tidy::tidy;
 use super::vmm_process::{self, SpawnError, VmmHandle, VmmHost};
 use crate::backend::{self, BackendError};
+use crate::channel::branch::{Begin, StartAsChild};
 use crate::channel::control::StartReport;
 use crate::channel::messages::{ConsoleNote, EndReason, FromVmm, StartMachine};
 use crate::channel::{self, ChannelError, control_socket};
@@ -75,6 +77,12 @@ pub(super) enum StartError {
     Damaged(String),
 }
 
+/// What a machine goes on from that is a branch of another.
+struct Inherited {
+    point: StartAsChild,
+    descriptors: Vec<OwnedFd>,
+}
+
 /// Runs a machine until it ends, reporting its start to `starter`.
 pub(crate) fn run(home: &Home, name: &MachineName, host: &VmmHost, starter: UnixStream) {
     let dir = MachineDir::new(home.machine(name));
@@ -85,17 +93,37 @@ pub(crate) fn run(home: &Home, name: &MachineName, host: &VmmHost, starter: Unix
             _ => None,
         }),
     };
-    let lock = match dir.lock_running() {
-        Ok(lock) => lock,
-        Err(error) => return report(&starter, &failed(&error.into())),
+    let begin = begin(&starter, &dir);
+    let (lock, inherited) = match begin {
+        Ok(begin) => begin,
+        Err(error) => return report(&starter, &failed(&error)),
     };
-    match start(home, name, host, &dir, &lock) {
+    match start(home, name, host, &dir, &lock, inherited) {
         Ok((shared, vmm)) => supervise(&shared, vmm, starter),
         Err(error) => {
             tracing::error!(error = %chain(&error), "the machine does not start");
             report(&starter, &failed(&error));
         }
     }
+}
+
+/// Hears how the machine is to begin; its run lock is held then.
+fn begin(
+    starter: &UnixStream,
+    dir: &MachineDir,
+) -> Result<(RunLock, Option<Inherited>), StartError> {
+    let received = channel::receive::<Begin>(starter)?;
+    let point = match received.message {
+        Begin::Alone => return Ok((dir.lock_running()?, None)),
+        Begin::AsChild(point) => point,
+    };
+    let mut descriptors = received.descriptors.into_iter();
+    let lock = descriptors.next().ok_or(ChannelError::Closed)?;
+    let inherited = Inherited {
+        point,
+        descriptors: descriptors.collect(),
+    };
+    Ok((RunLock::taken(lock), Some(inherited)))
 }
 
 fn report(starter: &UnixStream, report: &StartReport) {
@@ -111,11 +139,15 @@ fn start(
     host: &VmmHost,
     dir: &MachineDir,
     lock: &RunLock,
+    inherited: Option<Inherited>,
 ) -> Result<(Arc<Shared>, VmmHandle), StartError> {
     let mut machine = dir
         .read()?
         .ok_or_else(|| StartError::Missing(name.clone()))?;
-    if let Err(error) = tidy(dir, &machine) {
+    // A new branch has nothing that is left over.
+    if inherited.is_none()
+        && let Err(error) = tidy(dir, &machine)
+    {
         // What is left over does no harm but take space.
         tracing::warn!(error = %chain(&error), "leftovers of the last run are kept");
     }
@@ -148,6 +180,7 @@ fn start(
         other_pack_directories: other_packs(home, &machine),
         branchable: machine.branchable,
         restore: restore.is_some(),
+        inherited: inherited.as_ref().map(|from| from.descriptors.len()),
         deterministic: None,
     };
     let no_socket = |source| StartError::Listen {
@@ -155,7 +188,12 @@ fn start(
         source,
     };
     let listener = control_socket::listen(&dir.control_socket()).map_err(no_socket)?;
-    let vmm = vmm_process::start(host, dir, &machine, lock, request)?;
+    let (descriptors, child) = match inherited {
+        Some(Inherited { point, descriptors }) => (descriptors, Some(point)),
+        None => (Vec::new(), None),
+    };
+    let vmm = vmm_process::start(host, dir, &machine, lock, request, &descriptors)?;
+    drop(descriptors);
     match channel::receive(&vmm.socket)?.message {
         FromVmm::Started => {}
         FromVmm::StartFailed {
@@ -174,9 +212,16 @@ fn start(
     });
     let machine = recorded.visible()?;
     Phase::RunRecorded.reached();
-    let restored = restore.is_some();
+    let restored = restore.is_some() || child.is_some();
     let begun_at = restore.map(Arc::new);
-    let base = begun_at.clone().filter(|_| machine.branchable);
+    let base = match child {
+        Some(child) => child
+            .base
+            .and_then(|id| compared_with(dir, &id))
+            .map(Arc::new),
+        None => begun_at.clone(),
+    };
+    let base = base.filter(|_| machine.branchable);
     let shared = Arc::new(Shared {
         dir: dir.clone(),
         vmm_socket: Mutex::new(vmm.socket.try_clone().map_err(ChannelError::Io)?),
@@ -226,6 +271,16 @@ fn restored_point(dir: &MachineDir, machine: &MachineFile) -> Result<Option<Poin
         &dir.records().join(record_file_name(&id)),
         Some(id),
     )?))
+}
+
+/// The point that a branch's memory is compared with; without it the first save takes all of memory.
+fn compared_with(dir: &MachineDir, id: &str) -> Option<Point> {
+    let id: CheckpointId = id.parse().ok()?;
+    let read = read_point(&dir.records().join(record_file_name(&id)), Some(id));
+    let read = read.inspect_err(|error| {
+        tracing::warn!(error = %chain(error), "the first save takes all of memory");
+    });
+    read.ok()
 }
 
 /// Seconds since 1970.

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::agent::AgentError;
-use super::checkpoint::{checkpoint, compact_packs};
+use super::checkpoint::{Branched, branch, checkpoint, compact_packs};
 use super::shared::Shared;
 use super::undo::undo;
 use crate::channel::control::{Control, ControlReply, LiveStatus};
@@ -124,6 +124,21 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
             });
             if let Err(error) = undone {
                 fail(connection, chain(&error));
+            }
+        }
+        Control::Branch(request) => {
+            let _saving = shared.begin_save();
+            match branch(shared, &request, &report_to(connection)) {
+                Ok(Branched { done, descriptors }) => {
+                    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+                    let done = ControlReply::Branched(Box::new(done));
+                    reply(connection, &done, &descriptors);
+                }
+                Err(error) => {
+                    let message = chain(&error);
+                    let hint = full_hint(&error);
+                    reply(connection, &ControlReply::Failed { message, hint }, &[]);
+                }
             }
         }
         Control::Settle => {

@@ -116,13 +116,14 @@ impl VmmHandle {
     }
 }
 
-/// Starts a VMM for the machine and tells it to start.
+/// Starts a VMM for the machine and tells it to start; `inherited` is what a branch goes on from.
 pub(super) fn start(
     host: &VmmHost,
     dir: &MachineDir,
     machine: &MachineFile,
     lock: &RunLock,
     request: StartMachine,
+    inherited: &[OwnedFd],
 ) -> Result<VmmHandle, SpawnError> {
     let (body, socket) = match host {
         VmmHost::Process { program } => {
@@ -149,7 +150,7 @@ pub(super) fn start(
     };
     let (dial, vmm_dial) = UnixStream::pair().map_err(SpawnError::Spawn)?;
     let owned = descriptors(dir, machine, lock, vmm_dial, None)?;
-    let borrowed: Vec<_> = owned.iter().map(AsFd::as_fd).collect();
+    let borrowed: Vec<_> = owned.iter().chain(inherited).map(AsFd::as_fd).collect();
     channel::send(&socket, &ToVmm::Start(Box::new(request)), &borrowed)?;
     Ok(VmmHandle {
         socket,

@@ -22,6 +22,7 @@ use vmm_core::machine::{MachineError, PausedMachine, RunningMachine};
 use vmm_core::ram::{GuestRam, PAGE_BYTES};
 use vmm_core::tracker::{DirtySet, TrackerError};
 
+use super::branch::{ShareError, Sharing};
 use super::capture_socket::CaptureSocket;
 use crate::channel::ChannelError;
 use crate::channel::capture::{BeginCapture, CaptureEvent, CapturedChunk, UnitState};
@@ -59,6 +60,10 @@ pub(super) enum CaptureError {
     GuestEnded,
     #[error("the disk's layers cannot be merged")]
     Merge(#[source] LayerError),
+    #[error("memory cannot be shared")]
+    Share(#[from] ShareError),
+    #[error("no window for the point")]
+    NoWindow,
 }
 
 /// What a capture took, until it is over.
@@ -102,8 +107,10 @@ pub(super) struct CaptureSetup<'a> {
     pub(super) request: BeginCapture,
     /// Written pages are tracked.
     pub(super) tracked: bool,
-    /// Memory that is shared with the supervisor.
-    pub(super) window: &'a File,
+    /// Memory that is shared with the supervisor, where a point is to be made.
+    pub(super) window: Option<&'a File>,
+    /// What was written is not known relative to any point.
+    pub(super) booted: bool,
     /// The disk's new top layer.
     pub(super) top: File,
     /// What its sealed layers are merged into first.
@@ -153,11 +160,18 @@ fn run(
 ) -> Result<FrozenView, CaptureError> {
     let CaptureSetup {
         disk,
-        request: BeginCapture {
-            full, stay, slots, ..
-        },
+        request:
+            BeginCapture {
+                full,
+                stay,
+                slots,
+                point,
+                share,
+                ..
+            },
         tracked,
         window,
+        booted,
         top,
         merged,
         ended,
@@ -166,33 +180,46 @@ fn run(
         merge(disk, merged, socket)?;
     }
     let ram = machine.ram().clone();
-    let mut sender = Sender::new(&ram, window, slots, socket, ended);
     let top = Overlay::open(top)?;
+    let mut sender = match (point, window) {
+        (true, Some(window)) => Some(Sender::new(&ram, window, slots, socket, ended)),
+        (true, None) => return Err(CaptureError::NoWindow),
+        (false, _) => None,
+    };
     let mut kept = Kept::default();
-    if tracked {
-        pre_copy(machine, full, &mut progress.taken, &mut sender, &mut kept)?;
+    if let Some(sender) = &mut sender
+        && tracked
+    {
+        pre_copy(machine, full, &mut progress.taken, sender, &mut kept)?;
     }
+    let mut sharing = share.then(|| Sharing::begin(machine)).transpose()?;
     Phase::PreCopied.reached();
     let begin = Instant::now();
     let paused = machine.pause()?;
-    // From here on the moment is whole, whatever becomes of the guest.
-    sender.ended = None;
     Phase::Paused.reached();
-    let last = match (tracked, full) {
-        (true, _) => paused.tracker().take()?,
-        (false, true) => all_used(paused.ram()),
-        (false, false) => DirtySet::full(paused.ram()),
+    let last = match (point, tracked, full) {
+        (false, ..) => DirtySet::empty(paused.ram()),
+        (true, true, _) => paused.tracker().take()?,
+        (true, false, true) => all_used(paused.ram()),
+        (true, false, false) => DirtySet::full(paused.ram()),
     };
     progress.taken.merge(&last);
+    if let Some(sharing) = &mut sharing {
+        sharing.copy_last(&paused, booted && !point)?;
+    }
     let states = paused.save()?;
     let frozen = disk.freeze(top)?;
     progress.switched = true;
     Phase::DiskSwitched.reached();
-    if tracked {
-        kept.patch(paused.ram(), &last, &mut sender)?;
-    } else {
-        // Without tracking, what is written during the copy would be missed: the pause lasts.
-        sender.send_set(&last)?;
+    if let Some(sender) = &mut sender {
+        // From here on the moment is whole, whatever becomes of the guest.
+        sender.ended = None;
+        if tracked {
+            kept.patch(paused.ram(), &last, sender)?;
+        } else {
+            // Without tracking, what is written during the copy would be missed: the pause lasts.
+            sender.send_set(&last)?;
+        }
     }
     let instant = SystemTime::now();
     let standing = if stay {
@@ -203,11 +230,17 @@ fn run(
     };
     let pause_micros = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
     Phase::Resumed.reached();
-    sender.send_kept(&kept)?;
-    sender.flush()?;
+    let states: Vec<UnitState> = states.into_iter().map(to_message).collect();
+    if let Some(sharing) = sharing {
+        sharing.hand_over(states.clone(), socket)?;
+    }
+    if let Some(mut sender) = sender {
+        sender.send_kept(&kept)?;
+        sender.flush()?;
+    }
     let since = instant.duration_since(UNIX_EPOCH).unwrap_or_default();
     socket.send(CaptureEvent::Frozen {
-        states: states.into_iter().map(to_message).collect(),
+        states,
         pause_micros,
         taken: (since.as_secs(), since.subsec_nanos()),
     })?;

@@ -1,7 +1,7 @@
 //! A capture's socket, as the VMM has it.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
@@ -41,7 +41,15 @@ impl CaptureSocket {
     }
 
     pub(super) fn send(&self, event: CaptureEvent) -> Result<(), ChannelError> {
-        channel::send(&self.socket, &event, &[])
+        self.send_with(event, &[])
+    }
+
+    pub(super) fn send_with(
+        &self,
+        event: CaptureEvent,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), ChannelError> {
+        channel::send(&self.socket, &event, descriptors)
     }
 
     /// Slots of the window that are free again, if any are.

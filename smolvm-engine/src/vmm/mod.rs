@@ -3,6 +3,7 @@
 //! It gets everything as open descriptors and by [messages](crate::channel::messages) over one socket from the supervisor,
 //! and ends when that socket closes.
 
+mod branch;
 mod capture;
 mod capture_socket;
 mod console;

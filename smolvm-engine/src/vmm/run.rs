@@ -148,7 +148,7 @@ impl Vmm {
                 Ok(guest) => guest,
                 Err(error) => return tell(&self.socket, start_failed(&error)),
             };
-            self.booted = !(told_start == FromVmm::Started && self.parts.restores());
+            self.booted = !(told_start == FromVmm::Started && self.parts.begins_at_point());
             tell(&self.socket, told_start)?;
             let outcome = self.serve(&mut guest)?;
             guest.machine.flush_console();
@@ -236,7 +236,7 @@ impl Vmm {
     }
 
     fn capture(&mut self, guest: &mut Guest, request: BeginCapture, descriptors: Vec<OwnedFd>) {
-        let Some((socket, files)) = self.open_capture(descriptors) else {
+        let Some((socket, files)) = self.open_capture(request, descriptors) else {
             tracing::error!("a capture came without its descriptors");
             return;
         };
@@ -244,12 +244,13 @@ impl Vmm {
             disk: self.parts.disk(),
             request,
             tracked: self.parts.tracked(),
-            window: &files.window,
+            window: files.window.as_ref(),
+            booted: self.booted,
             top: files.top,
-            merged: files.merged.filter(|_| request.merge),
+            merged: files.merged,
             ended: &guest.ended,
         };
-        let result = if self.booted && !request.full {
+        let result = if self.booted && request.point && !request.full {
             // The supervisor hears of a reset later than this process.
             Err(Failed {
                 error: CaptureError::Reset,
@@ -282,14 +283,24 @@ impl Vmm {
         }
     }
 
-    fn open_capture(&self, descriptors: Vec<OwnedFd>) -> Option<(CaptureSocket, CaptureFiles)> {
-        let mut descriptors: Vec<_> = descriptors.into_iter().map(Some).collect();
-        let mut take = |number: usize| descriptors.get_mut(number)?.take();
-        let socket = UnixStream::from(take(CaptureDescriptors::SOCKET)?);
+    fn open_capture(
+        &self,
+        request: BeginCapture,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Option<(CaptureSocket, CaptureFiles)> {
+        if descriptors.len() < CaptureDescriptors::OTHERS {
+            return None;
+        }
+        let mut others = descriptors
+            .split_off(CaptureDescriptors::OTHERS)
+            .into_iter();
+        let mut other = |wanted: bool| wanted.then(|| others.next()).flatten().map(File::from);
+        let top = descriptors.remove(CaptureDescriptors::TOP);
+        let socket = UnixStream::from(descriptors.remove(CaptureDescriptors::SOCKET));
         let files = CaptureFiles {
-            window: take(CaptureDescriptors::WINDOW)?.into(),
-            top: take(CaptureDescriptors::TOP)?.into(),
-            merged: take(CaptureDescriptors::MERGED).map(File::from),
+            window: other(request.point),
+            top: top.into(),
+            merged: other(request.merge),
         };
         let nudge = self.sender.clone();
         // A send fails only when this VMM has ended.
@@ -399,7 +410,7 @@ impl Vmm {
 
 /// What a capture came with besides its socket.
 struct CaptureFiles {
-    window: File,
+    window: Option<File>,
     top: File,
     merged: Option<File>,
 }

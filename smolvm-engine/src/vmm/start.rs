@@ -16,12 +16,15 @@ use vmm_core::machine::{
     BuiltMachine, EventListener, MachineBuilder, MachineError, RunningMachine, VsockConfig,
     X86MachineRecord,
 };
-use vmm_core::ram::{BackgroundFill, GuestRam, RamBacking, RamError, RamLayoutError};
+use vmm_core::ram::{
+    BackgroundFill, GuestRam, RamBacking, RamError, RamLayoutError, SharedRamError,
+};
 use vmm_core::tracker::TrackerError;
 use vmm_core::unit::UnitError;
 use vmm_core::x86::boot::BootImage;
 use vmm_core::x86::{self, ProfileError};
 
+use super::branch::BranchPoint;
 use super::console::ConsoleSink;
 use super::dial::DialSocket;
 use super::disk::{RootDisk, WriteLog};
@@ -75,6 +78,12 @@ pub(crate) enum StartError {
     Unit(#[from] UnitError),
     #[error("the point's memory cannot be restored")]
     Fill(#[from] FillError),
+    #[error("a branch without the state that it begins with")]
+    NoInheritance,
+    #[error("the state that a branch begins with")]
+    Inheritance(#[from] serde_json::Error),
+    #[error("the memory that a branch begins with")]
+    Shared(#[from] SharedRamError),
 }
 
 /// What outlives a reset of the guest.
@@ -93,6 +102,10 @@ pub(crate) struct Parts {
     hypervisor: Box<dyn Hypervisor>,
     /// The point to go on at, until that was tried.
     restore: Mutex<Option<PointRecord>>,
+    /// The instant of another machine to go on from, until that was tried.
+    branch: Mutex<Option<BranchPoint>>,
+    /// What is written from the first start on is known relative to a point.
+    begins_at_point: bool,
     /// Brings a restored machine's memory while it runs.
     filling: Mutex<Option<BackgroundFill>>,
     /// Held until everything above is closed.
@@ -114,7 +127,16 @@ impl Parts {
         let dial = UnixStream::from(next(StartDescriptors::DIAL)?);
         let map = read_all(&next(StartDescriptors::BASE_MAP)?.into(), "disk's base")?;
         let lock = next(StartDescriptors::LOCK)?;
-        let mut layers: Vec<File> = files.map(File::from).collect();
+        let mut rest: Vec<OwnedFd> = files.collect();
+        let branch = match request.inherited {
+            Some(count) => {
+                let inherited = rest.split_off(rest.len().saturating_sub(count));
+                let layout = x86::ram_layout(request.memory_bytes)?;
+                Some(BranchPoint::open(layout, inherited)?)
+            }
+            None => None,
+        };
+        let mut layers: Vec<File> = rest.into_iter().map(File::from).collect();
         let restore = match layers.pop_if(|_| request.restore) {
             Some(record) => Some(Point::decode(&read_all(&record, "point's record")?)?),
             None => None,
@@ -132,7 +154,10 @@ impl Parts {
             dial: Arc::new(DialSocket::new(dial)),
             disk: Arc::new(disk),
             on_damage,
+            begins_at_point: restore.is_some()
+                || branch.as_ref().is_some_and(|branch| !branch.booted),
             restore: Mutex::new(restore.map(Point::into_record)),
+            branch: Mutex::new(branch),
             filling: Mutex::default(),
             _lock: lock,
             writes: request.deterministic.map(|_| Arc::default()),
@@ -144,21 +169,17 @@ impl Parts {
         })
     }
 
-    /// Builds the machine with fresh memory; restores the point if there is one to go on at, else
-    /// boots.
+    /// Builds the machine with fresh memory; restores the point or goes on from the machine if there is one to go on at, else boots.
     pub(crate) fn start(
         &self,
         on_event: EventListener,
         on_note: Box<dyn Fn(ConsoleNote) + Send>,
     ) -> Result<RunningMachine, StartError> {
-        let restore = self
-            .restore
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        match restore {
-            Some(point) => self.restore(&point, on_event, on_note),
-            None => self.boot(on_event, on_note),
+        let (restore, branch) = (take(&self.restore), take(&self.branch));
+        match (restore, branch) {
+            (Some(point), _) => self.restore(&point, on_event, on_note),
+            (None, Some(branch)) => self.go_on(branch, on_event, on_note),
+            (None, None) => self.boot(on_event, on_note),
         }
     }
 
@@ -220,6 +241,29 @@ impl Parts {
         Ok(running)
     }
 
+    /// Goes on from another machine's instant.
+    fn go_on(
+        &self,
+        branch: BranchPoint,
+        on_event: EventListener,
+        on_note: Box<dyn Fn(ConsoleNote) + Send>,
+    ) -> Result<RunningMachine, StartError> {
+        let record = X86MachineRecord::find(&branch.states)?;
+        x86::check_profile(&record.cpuid, &self.cpu()?.cpuid)?;
+        backend::check_tsc(record.tsc_khz, self.cpu()?)?;
+        let machine = self.build_with(branch.memory.map()?, record, on_event, on_note)?;
+        let (tracker, written) = (machine.tracker().clone(), branch.written(machine.ram()));
+        tracker.start()?;
+        tracker.begin_on(branch.memory)?;
+        tracker.reset_to(&written)?;
+        if !self.request.branchable {
+            tracker.stop()?;
+        }
+        let running = machine.restore(&branch.states)?;
+        Phase::GuestRuns.reached();
+        Ok(running)
+    }
+
     fn filling(&self) -> MutexGuard<'_, Option<BackgroundFill>> {
         let filling = self.filling.lock();
         filling.unwrap_or_else(PoisonError::into_inner)
@@ -248,6 +292,16 @@ impl Parts {
     ) -> Result<BuiltMachine, StartError> {
         let layout = x86::ram_layout(self.request.memory_bytes)?;
         let ram = GuestRam::new(layout, &RamBacking::Anonymous)?;
+        self.build_with(ram, record, on_event, on_note)
+    }
+
+    fn build_with(
+        &self,
+        ram: GuestRam,
+        record: X86MachineRecord,
+        on_event: EventListener,
+        on_note: Box<dyn Fn(ConsoleNote) + Send>,
+    ) -> Result<BuiltMachine, StartError> {
         let console = self.console.try_clone();
         let console = console.map_err(|source| StartError::Read {
             part: "console",
@@ -268,9 +322,9 @@ impl Parts {
             .build(&*self.hypervisor)?)
     }
 
-    /// Whether the first start goes on at a point.
-    pub(super) fn restores(&self) -> bool {
-        self.request.restore
+    /// Whether what is written from the first start on is known relative to a point.
+    pub(super) fn begins_at_point(&self) -> bool {
+        self.begins_at_point
     }
 
     /// A disk as the machine's root disk.
@@ -340,6 +394,11 @@ impl Parts {
             tracing::error!(%error, "the disk could not be flushed at the end");
         }
     }
+}
+
+fn take<T>(what: &Mutex<Option<T>>) -> Option<T> {
+    let mut what = what.lock().unwrap_or_else(PoisonError::into_inner);
+    what.take()
 }
 
 /// Reads a file from its beginning, wherever its position is.

@@ -249,6 +249,7 @@ fn request(
         other_pack_directories: Vec::new(),
         branchable: false,
         restore: file.restore.is_some(),
+        inherited: None,
         deterministic: Some(seed),
     })
 }

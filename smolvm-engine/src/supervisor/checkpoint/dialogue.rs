@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use snapshot_format::WallTime;
 
 use super::error::CheckpointError;
-use super::{CaptureState, Capturing, OnProgress, Run};
+use super::{CaptureState, Capturing, OnProgress, Run, SharedMemory};
 use crate::channel::capture::{BeginCapture, CaptureEvent, CaptureRequest, UnitState};
 use crate::channel::messages::ToVmm;
 use crate::channel::{self as socket_channel, ChannelError};
@@ -38,10 +38,10 @@ impl Run<'_> {
         &mut self,
         machine: &mut MachineFile,
         how: Capturing,
-        sink: &mut ChunkSink<'_>,
+        mut sink: Option<&mut ChunkSink<'_>>,
         progress: OnProgress<'_>,
     ) -> Result<Moment, CheckpointError> {
-        self.begin(machine, how, sink)?;
+        self.begin(machine, how, sink.as_deref())?;
         let mut total = None;
         let mut instant = None;
         loop {
@@ -49,6 +49,8 @@ impl Run<'_> {
                 CaptureEvent::Merged => self.take_merged(machine)?,
                 CaptureEvent::ToCome { bytes } => total = Some(bytes),
                 CaptureEvent::Chunks(chunks) => {
+                    let unasked = || CheckpointError::Vmm("chunks unasked".to_owned());
+                    let sink = sink.as_mut().ok_or_else(unasked)?;
                     let freed = sink.take(&chunks)?;
                     if !freed.is_empty() {
                         self.send(CaptureRequest::FreeSlots(freed), &[])?;
@@ -69,6 +71,7 @@ impl Run<'_> {
                         taken,
                     });
                 }
+                CaptureEvent::Shared { .. } if how.share => {}
                 CaptureEvent::MemoryDone => {
                     return instant.ok_or(CheckpointError::Vmm("no instant".to_owned()));
                 }
@@ -83,14 +86,14 @@ impl Run<'_> {
         &mut self,
         machine: &MachineFile,
         how: Capturing,
-        sink: &ChunkSink<'_>,
+        sink: Option<&ChunkSink<'_>>,
     ) -> Result<(), CheckpointError> {
         let (ours, theirs) = UnixStream::pair().map_err(ChannelError::Io)?;
         ours.set_read_timeout(Some(LOOK))
             .map_err(ChannelError::Io)?;
         ours.set_write_timeout(Some(VMM_PATIENCE))
             .map_err(ChannelError::Io)?;
-        let window = sink.window()?;
+        let window = sink.map(ChunkSink::window).transpose()?;
         let top = machine.disk.layers.last().ok_or(CheckpointError::Ended)?;
         let top = self.open_layer(top)?;
         let merged = self
@@ -100,11 +103,14 @@ impl Run<'_> {
         let merged = merged.transpose()?;
         let request = ToVmm::Capture(BeginCapture {
             merge: merged.is_some(),
+            point: window.is_some(),
+            share: how.share,
             full: how.full,
             stay: how.stay,
             slots: WINDOW_SLOTS,
         });
-        let mut descriptors = vec![theirs.as_fd(), window.as_fd(), top.as_fd()];
+        let mut descriptors = vec![theirs.as_fd(), top.as_fd()];
+        descriptors.extend(window.as_ref().map(AsFd::as_fd));
         descriptors.extend(merged.as_ref().map(AsFd::as_fd));
         self.shared.tell_vmm(&request, &descriptors)?;
         self.socket = Some(ours);
@@ -156,13 +162,21 @@ impl Run<'_> {
         socket
             .set_read_timeout(Some(VMM_PATIENCE))
             .map_err(ChannelError::Io)?;
-        let event = match socket_channel::receive::<CaptureEvent>(socket) {
-            Ok(received) => received.message,
+        let (event, descriptors) = match socket_channel::receive::<CaptureEvent>(socket) {
+            Ok(received) => (received.message, received.descriptors),
             // Its process is gone, or the guest has ended.
             Err(ChannelError::Closed) => return Err(CheckpointError::Ended),
             Err(error) => return Err(error.into()),
         };
         match &event {
+            CaptureEvent::Shared { booted } => {
+                self.switched = Switched::Yes;
+                let booted = *booted;
+                self.memory = Some(SharedMemory {
+                    descriptors,
+                    booted,
+                });
+            }
             CaptureEvent::Frozen { .. } => self.switched = Switched::Yes,
             CaptureEvent::Failed { switched, .. } if self.switched == Switched::Unknown => {
                 self.switched = if *switched {

@@ -41,4 +41,6 @@ pub(crate) enum CheckpointError {
     Io(#[from] FileError),
     #[error("whoever asked for it is gone")]
     Cancelled,
+    #[error("it keeps no track of changes")]
+    Untracked,
 }
