@@ -44,8 +44,10 @@ impl ChunkSource {
 /// Whether the reason of an error is that a chunk is lost.
 pub(crate) fn is_damage(error: &(dyn Error + 'static)) -> bool {
     let lost = |error: &(dyn Error + 'static)| {
+        // Those of maps are boxed, and the box is an error of its own.
+        let boxed = error.downcast_ref::<Box<ReadError>>();
         matches!(
-            error.downcast_ref::<ReadError>(),
+            error.downcast_ref().or(boxed.map(|error| &**error)),
             Some(
                 ReadError::NotFound { .. }
                     | ReadError::DamagedPack { .. }
@@ -54,4 +56,30 @@ pub(crate) fn is_damage(error: &(dyn Error + 'static)) -> bool {
         )
     };
     sources(error).any(lost)
+}
+
+#[cfg(test)]
+mod tests {
+    use snapshot_format::ChunkRef;
+    use snapshot_format::map::MapError;
+
+    use super::*;
+
+    #[test]
+    fn a_lost_chunk_is_damage_wherever_it_lies() {
+        let chunk = ChunkId([1; 32]);
+        let lost = ReadError::NotFound { chunk };
+        assert!(is_damage(&lost));
+        // A node of a map.
+        let node = MapError::Source {
+            node: ChunkRef([1; 32]),
+            source: Box::new(lost),
+        };
+        assert!(is_damage(&node));
+        let refused = ReadError::Io {
+            path: PathBuf::from("packs"),
+            source: std::io::ErrorKind::PermissionDenied.into(),
+        };
+        assert!(!is_damage(&refused));
+    }
 }
