@@ -26,6 +26,9 @@ pub(crate) fn checkpoint(
     let saved = engine.checkpoint(&name, &options, &*progress);
     drop(progress);
     let saved = saved?;
+    for warning in &saved.warnings {
+        printer.warning(warning);
+    }
     if printer.is_json() {
         return printer.result(describe(name.as_str(), &saved), "");
     }

@@ -65,6 +65,8 @@ pub struct Checkpoint {
     pub shared_bytes: u64,
     /// Written pages were tracked; otherwise the guest stood still all the time.
     pub tracked: bool,
+    /// What is amiss but kept nobody from saving, such as what a killed command left and nobody can remove.
+    pub warnings: Vec<String>,
 }
 
 /// A line of the log.
@@ -261,6 +263,7 @@ pub(super) fn saved(done: CheckpointDone) -> Checkpoint {
         data_bytes: done.data_bytes,
         shared_bytes: done.shared_bytes,
         tracked: done.tracked,
+        warnings: done.warnings,
     }
 }
 

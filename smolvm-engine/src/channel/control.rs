@@ -114,6 +114,8 @@ pub(crate) struct CheckpointDone {
     pub(crate) shared_bytes: u64,
     /// Written pages were tracked; otherwise the guest stood still all the time.
     pub(crate) tracked: bool,
+    /// What is amiss but keeps nobody from anything.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// The supervisor's answer.

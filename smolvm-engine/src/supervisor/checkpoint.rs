@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use agent_protocol::message::Processes;
-use cas_store::{Capture, CaptureOptions, MAX_PACKS_PER_POINT, PackSet, Store};
+use cas_store::{Capture, CaptureOptions, Leftover, MAX_PACKS_PER_POINT, PackSet, Store};
 use snapshot_format::{Point, StateRecord};
 
 pub(super) use self::branch::{Branched, branch};
@@ -36,6 +36,9 @@ use crate::save::{disk_capture, record};
 
 /// How long the guest may take to write its page cache out, before the capture.
 const SYNC_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Leftovers that one answer names at most.
+const MAX_WARNINGS: usize = 8;
 
 /// What a supervisor remembers between captures.
 #[derive(Default)]
@@ -354,6 +357,7 @@ impl Run<'_> {
             data_bytes,
             shared_bytes: data_bytes.saturating_sub(stored),
             tracked: self.shared.branchable,
+            warnings: warnings_of(store),
         })
     }
 
@@ -397,6 +401,19 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+/// What dead sessions left in the store and nobody could remove.
+fn warnings_of(store: &Store) -> Vec<String> {
+    let leftovers = store.leftovers().iter().take(MAX_WARNINGS);
+    let warn = |left: &Leftover| {
+        format!(
+            "{} is left of a command that was killed: {}",
+            left.path.display(),
+            crate::error_chain::chain(&left.error)
+        )
+    };
+    leftovers.map(warn).collect()
 }
 
 fn to_records(states: Vec<UnitState>) -> Vec<StateRecord> {
