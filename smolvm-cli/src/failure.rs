@@ -64,6 +64,15 @@ pub(crate) enum Failure {
         /// What was left out.
         what: String,
     },
+    /// A file that was named cannot be opened.
+    #[error("cannot open {}", path.display())]
+    File {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The host's answer.
+        #[source]
+        source: io::Error,
+    },
     /// This host's terminal, signals or files failed.
     #[error("cannot {operation}")]
     Host {
@@ -130,7 +139,10 @@ impl Failure {
             Self::Damaged { .. } => "damaged",
             Self::AroundCommand(inner) => inner.code(),
             Self::Passing { failure, .. } => failure.code(),
-            Self::Partly { .. } | Self::Host { .. } | Self::Output(_) => "failed",
+            Self::File { source, .. } if source.kind() == io::ErrorKind::NotFound => "not_found",
+            Self::Partly { .. } | Self::File { .. } | Self::Host { .. } | Self::Output(_) => {
+                "failed"
+            }
         }
     }
 

@@ -55,12 +55,12 @@ mod vmm;
 
 pub use agent_protocol;
 pub use api::{
-    AgentConnection, BranchChild, BranchOptions, Branched, Checkpoint, CheckpointOptions,
+    AgentConnection, Archived, BranchChild, BranchOptions, Branched, Checkpoint, CheckpointOptions,
     CreateFromOptions, CreateOptions, DEFAULT_HISTORY, DeterministicError, DeterministicMachine,
     Engine, EngineError, EngineOptions, ErrorCode, ExecOptions, ExecOutput, ExecSession,
-    ExecWriter, KeptState, LeftState, LogEntry, MAX_BRANCH_CHILDREN, MachineDigest, MachineInfo,
-    MachineState, PointSource, Problem, RepairSource, Repaired, Saving, StartOptions, Started,
-    StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint, VerifyLevel,
+    ExecWriter, ExportOptions, KeptState, LeftState, LogEntry, MAX_BRANCH_CHILDREN, MachineDigest,
+    MachineInfo, MachineState, PointSource, Problem, RepairSource, Repaired, Saving, StartOptions,
+    Started, StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint, VerifyLevel,
     VerifyOptions, VerifySource, doctor, process,
 };
 pub use channel::ChannelError;
@@ -72,7 +72,7 @@ pub use machine::{
     Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineDirError, MachineOrigin, MachineSpec,
 };
 pub use name::{InvalidName, MAX_NAME_BYTES, MachineName};
-pub use point::PointError;
+pub use point::{ArchiveError, PointError};
 pub use time::format_utc;
 
 /// What the host says of a file.

@@ -4,6 +4,7 @@
 //! the tests say that they are skipped. Each test works in a home of its own. With `SMOLVM_LONG=1`
 //! what is sampled is done in full.
 
+mod archive;
 mod bed;
 mod branch;
 mod disk;

@@ -60,6 +60,17 @@ pub(crate) enum MachineCommand {
             is there and undamaged.\n\nNothing is changed, unless a repair is asked for. Exit code: 0 if all is sound, else 1."
     )]
     CheckpointVerify(CheckpointVerifyArgs),
+    /// Write a saved point into one file
+    #[command(
+        long_about = "Write a saved point, with its earlier generations, into one file that needs nothing else. \
+            It is a tar archive: it can be piped, and it becomes a checkpoint again by checkpoint-import."
+    )]
+    CheckpointExport(CheckpointExportArgs),
+    /// Make a checkpoint of an exported file
+    #[command(
+        long_about = "Make a checkpoint of an exported file. Every byte is verified before the checkpoint appears."
+    )]
+    CheckpointImport(CheckpointImportArgs),
     /// Take a machine back to a saved point, in whatever state it is
     #[command(
         long_about = "Take a machine back to a saved point, in place and under its name, in whatever state it is.\n\n\
@@ -328,4 +339,38 @@ pub(crate) struct CheckpointVerifyArgs {
     /// Replace what is damaged or missing by what a store, a checkpoint or a machine has
     #[arg(long, value_name = "STORE|MACHINE")]
     pub(crate) repair_from: Option<PathBuf>,
+}
+
+/// `machine checkpoint-export`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example: smolvm machine checkpoint-export ./before.checkpoint -o before.tar"
+)]
+pub(crate) struct CheckpointExportArgs {
+    /// A checkpoint, or the id of a point in the default store
+    #[arg(value_name = "X.checkpoint|ID")]
+    pub(crate) point: PathBuf,
+    /// File to make; - is stdout
+    #[arg(short, long, value_name = "FILE|-")]
+    pub(crate) output: PathBuf,
+    /// Which generation: ~N, an id, or the beginning of one [default: the newest]
+    #[arg(long, value_name = "GEN")]
+    pub(crate) at: Option<String>,
+    /// Earlier points that go with it
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_HISTORY)]
+    pub(crate) history: usize,
+}
+
+/// `machine checkpoint-import`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example: smolvm machine checkpoint-import before.tar -o ./before.checkpoint"
+)]
+pub(crate) struct CheckpointImportArgs {
+    /// An exported file; - is stdin
+    #[arg(value_name = "FILE|-")]
+    pub(crate) file: PathBuf,
+    /// Directory to make [default: the file's name with .checkpoint, here]
+    #[arg(short, long, value_name = "X.checkpoint")]
+    pub(crate) output: Option<PathBuf>,
 }

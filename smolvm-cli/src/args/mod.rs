@@ -21,9 +21,9 @@ pub(crate) use exec::{CommandArgs, ExecArgs, RunArgs, ShellArgs};
 pub(crate) use image::{ImageBuildArgs, ImageCommand, ImageImportArgs};
 pub(crate) use kernel::{KernelCommand, KernelImportArgs};
 pub(crate) use machine::{
-    BranchArgs, CheckpointArgs, CheckpointLogArgs, CheckpointVerifyArgs, DeleteArgs, ListArgs,
-    LogsArgs, MachineCommand, Named, RenameArgs, RestartArgs, StartArgs, StopArgs, TryArgs,
-    UndoArgs,
+    BranchArgs, CheckpointArgs, CheckpointExportArgs, CheckpointImportArgs, CheckpointLogArgs,
+    CheckpointVerifyArgs, DeleteArgs, ListArgs, LogsArgs, MachineCommand, Named, RenameArgs,
+    RestartArgs, StartArgs, StopArgs, TryArgs, UndoArgs,
 };
 pub(crate) use system::{CompletionsArgs, HelpArgs};
 
@@ -179,6 +179,9 @@ mod tests {
             "machine checkpoint-log --store ./history --machine agent",
             "machine checkpoint-verify ./x.checkpoint --sample 5%",
             "machine checkpoint-verify --store ./history --quick --repair-from ./other",
+            "machine checkpoint-export ./x.checkpoint -o x.tar",
+            "machine checkpoint-export c4c23a7c --at ~1 --history 0 -o -",
+            "machine checkpoint-import - -o ./y.checkpoint",
             "machine undo --name agent",
             "machine undo --to ~2 --discard",
             "machine try --check true -- make test",

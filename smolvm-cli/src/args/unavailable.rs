@@ -5,15 +5,13 @@ use clap::Args;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands that no version has yet, with the group that they will be in.
-const COMMANDS: [(&str, &str); 15] = [
+const COMMANDS: &[(&str, &str)] = &[
     ("autosave", "machine "),
     ("branch-release", "machine "),
     ("pause", "machine "),
     ("resume", "machine "),
     ("checkpoint-diff", "machine "),
     ("checkpoint-prune", "machine "),
-    ("checkpoint-export", "machine "),
-    ("checkpoint-import", "machine "),
     ("tree", "machine "),
     ("port", "machine "),
     ("grants", "machine "),

@@ -77,7 +77,7 @@ impl Plan {
             working_directory: shape.workdir,
             labels,
             keep_identity: shape.keep_identity,
-            ..CreateFromOptions::new(source(from)?)
+            ..CreateFromOptions::new(source(from))
         })))
     }
 
@@ -90,14 +90,12 @@ impl Plan {
     }
 }
 
-/// What `--from` means: an id where it looks like one and there is no such directory.
-fn source(from: PathBuf) -> Result<PointSource, Failure> {
-    if from.is_file() {
-        return Err(Failure::not_available("`--from` with an exported file"));
-    }
+/// What names a point: an id where it looks like one and there is no such path, an exported file, or a checkpoint.
+pub(super) fn source(from: PathBuf) -> PointSource {
     match id(&from) {
-        Some(id) if !from.exists() => Ok(PointSource::Id(id)),
-        _ => Ok(PointSource::Directory(from)),
+        Some(id) if !from.exists() => PointSource::Id(id),
+        _ if from.is_file() => PointSource::Archive(from),
+        _ => PointSource::Directory(from),
     }
 }
 
@@ -133,7 +131,7 @@ mod tests {
     #[test]
     fn a_point_is_a_directory_unless_it_can_only_be_an_id() {
         let directory = |text: &str| PointSource::Directory(text.into());
-        let source = |text: &str| source(text.into()).unwrap();
+        let source = |text: &str| source(text.into());
         assert_eq!(source("./x.checkpoint"), directory("./x.checkpoint"));
         assert_eq!(source("c4c23a7"), directory("c4c23a7"));
         assert_eq!(source("C4c23a7c"), PointSource::Id("c4c23a7c".into()));

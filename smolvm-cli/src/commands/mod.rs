@@ -1,5 +1,6 @@
 //! What each command does: typed options in, calls of the engine, results out.
 
+mod archive;
 mod attempt;
 mod branch;
 mod checkpoint;
@@ -82,6 +83,12 @@ fn machine(
         MachineCommand::CheckpointLog(args) => checkpoint::log(&engine()?, printer, args).map(done),
         MachineCommand::CheckpointVerify(args) => {
             verify::verify(&engine()?, printer, args).map(done)
+        }
+        MachineCommand::CheckpointExport(args) => {
+            archive::export(&engine()?, printer, args).map(done)
+        }
+        MachineCommand::CheckpointImport(args) => {
+            archive::import(&engine()?, printer, args).map(done)
         }
         MachineCommand::Try(args) => {
             let engine = engine().map_err(Failure::around_command)?;

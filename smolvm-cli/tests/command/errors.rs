@@ -65,8 +65,6 @@ fn what_is_not_there_yet_is_refused() {
         "machine resume --name a",
         "machine checkpoint-diff a b",
         "machine checkpoint-prune --store s --dry-run",
-        "machine checkpoint-export x -o -",
-        "machine checkpoint-import -",
         "machine tree --dot",
         "machine branch-release --help",
         "machine create -v /a:/b",

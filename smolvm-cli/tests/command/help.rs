@@ -3,7 +3,7 @@
 use crate::home::Home;
 
 /// Every command that is there.
-const COMMANDS: [&str; 27] = [
+const COMMANDS: &[&str] = &[
     "",
     "machine",
     "machine run",
@@ -21,6 +21,8 @@ const COMMANDS: [&str; 27] = [
     "machine checkpoint",
     "machine checkpoint-log",
     "machine checkpoint-verify",
+    "machine checkpoint-export",
+    "machine checkpoint-import",
     "image",
     "image import",
     "image build",

@@ -11,6 +11,7 @@ use snapshot_format::{Arch, CheckpointId, GuestOs, IdPrefix, Point, PointRecord}
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::check_profile;
 
+use super::archive::UnpackedArchive;
 use super::create::{beyond_limit, with_hostname};
 use crate::api::{Engine, EngineError, MachineInfo};
 use crate::backend;
@@ -20,6 +21,7 @@ use crate::machine::{
 };
 use crate::name::MachineName;
 use crate::point::{CheckpointDir, History, PointError, read_point};
+use crate::progress::Silent;
 use crate::restore::{BootCache, FoundPoint, check_sound, fill_from_point};
 use crate::save::record;
 use crate::supervisor::unix_now;
@@ -30,6 +32,8 @@ use crate::supervisor::unix_now;
 pub enum PointSource {
     /// In a checkpoint directory.
     Directory(PathBuf),
+    /// In an exported file.
+    Archive(PathBuf),
     /// In the default store, by full id or unique prefix.
     Id(String),
 }
@@ -93,7 +97,17 @@ impl Engine {
     /// be read.
     pub fn create_from(&self, options: CreateFromOptions) -> Result<MachineInfo, EngineError> {
         self.home().ensure()?;
-        let found = self.find(&options)?;
+        let unpacked = match &options.source {
+            PointSource::Archive(path) => Some(UnpackedArchive::open(self, path, &Silent)?),
+            _ => None,
+        };
+        let found = match &unpacked {
+            Some(unpacked) => {
+                let source = PointSource::Directory(unpacked.path());
+                self.find_point(&source, options.at.as_deref())?
+            }
+            None => self.find_point(&options.source, options.at.as_deref())?,
+        };
         let point = found.history.own();
         check_sound(point, &found.packs)?;
         check_equal(&options, point.record())?;
@@ -105,7 +119,7 @@ impl Engine {
         fill_from_point(&dir, &found, &cache)?;
         let mut machine = machine_file(&options, &name, point);
         record::check_limits(&machine).map_err(beyond_limit)?;
-        if matches!(options.source, PointSource::Directory(_)) {
+        if !matches!(options.source, PointSource::Id(_)) {
             machine.history = found.history.earlier().len();
         }
         let recorded_line = machine.command_line.clone();
@@ -121,15 +135,31 @@ impl Engine {
         Ok(created)
     }
 
-    fn find(&self, options: &CreateFromOptions) -> Result<FoundPoint, EngineError> {
-        let (history, packs) = match &options.source {
+    /// A point in a checkpoint directory or the default store, or one of its generations.
+    pub(super) fn find_point(
+        &self,
+        source: &PointSource,
+        at: Option<&str>,
+    ) -> Result<FoundPoint, EngineError> {
+        let (history, packs) = match source {
             PointSource::Directory(path) => {
                 let dir = CheckpointDir::new(path);
                 (dir.history()?, PackSet::open([dir.packs()]))
             }
+            PointSource::Archive(path) => {
+                let what = format!("{} is an exported file", path.display());
+                let hint = format!(
+                    "make a checkpoint of it with: smolvm machine checkpoint-import {}",
+                    path.display()
+                );
+                return Err(EngineError::Invalid {
+                    what,
+                    hint: Some(hint),
+                });
+            }
             PointSource::Id(id) => find_in_store(&self.home().store(), id)?,
         };
-        let history = match &options.at {
+        let history = match at {
             Some(at) => history.at(at)?,
             None => history,
         };

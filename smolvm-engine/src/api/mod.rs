@@ -1,5 +1,6 @@
 //! The engine: machines of one home.
 
+mod archive;
 mod branch;
 mod checkpoint;
 mod console;
@@ -35,6 +36,7 @@ use crate::home::Home;
 use crate::machine::{MachineDir, MachineFile, RecordedState};
 use crate::name::MachineName;
 
+pub use self::archive::{Archived, ExportOptions};
 pub use self::branch::{BranchChild, BranchOptions, Branched, MAX_BRANCH_CHILDREN};
 pub use self::checkpoint::{Checkpoint, CheckpointOptions, LogEntry};
 pub use self::control::AgentConnection;

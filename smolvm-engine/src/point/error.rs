@@ -5,6 +5,7 @@ use snapshot_format::map::MapError;
 use snapshot_format::{CheckpointId, DecodeError, LimitError, LineageError, ResolveError};
 use thiserror::Error;
 
+use super::archive::ArchiveError;
 use crate::file_error::FileError;
 
 /// Why a point could not be read or published.
@@ -89,6 +90,9 @@ pub enum PointError {
     /// A chunk map of a point cannot be read.
     #[error(transparent)]
     Map(#[from] MapError<ReadError>),
+    /// An archive could not be written or read.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
     /// The record would be too large.
     #[error("the point is too large to be recorded")]
     Limit(#[from] LimitError),

@@ -19,7 +19,7 @@ pub(crate) const MAX_GENERATIONS: usize = 4096;
 const MAX_LOOKED_AT: usize = 1024;
 
 /// Suffix of records in `records/` and `generations/`.
-const RECORD_SUFFIX: &str = ".record";
+pub(crate) const RECORD_SUFFIX: &str = ".record";
 
 /// Name of a record's file in `records/` and `generations/`.
 pub(crate) fn record_file_name(id: &CheckpointId) -> String {

@@ -1,10 +1,12 @@
 //! Saved points as files: checkpoint directories, a machine's own records, stores.
 
+pub(crate) mod archive;
 mod checkpoint_dir;
 mod error;
 mod history;
 mod publish;
 
+pub use archive::ArchiveError;
 pub(crate) use checkpoint_dir::{CheckpointDir, SUFFIX};
 pub use error::PointError;
 pub(crate) use history::{
