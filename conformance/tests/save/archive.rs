@@ -35,7 +35,7 @@ fn an_exported_point_is_restored_where_nothing_else_is_left() {
     assert!(error.contains("exists already"), "{error}");
 
     // The same bytes go through a pipe, and out of it.
-    let piped = bed
+    let mut piped = bed
         .command(export.into_iter().chain(["-o", "-"]))
         .stdout(Stdio::piped())
         .spawn()
@@ -48,10 +48,11 @@ fn an_exported_point_is_restored_where_nothing_else_is_left() {
             "-o",
             "piped.checkpoint",
         ])
-        .stdin(piped.stdout.expect("its output"))
+        .stdin(piped.stdout.take().expect("its output"))
         .output()
         .expect("import runs");
     assert!(imported.status.success(), "{imported:?}");
+    assert!(piped.wait().expect("export ends").success());
 
     for name in ["1.checkpoint", "2.checkpoint", "3.checkpoint", "store"] {
         fs::remove_dir_all(bed.path(name)).expect("remove");
