@@ -333,7 +333,7 @@ pub(crate) struct CheckpointVerifyArgs {
     /// Look at this part of the data, chosen anew each time
     #[arg(long, value_name = "PERCENT", value_parser = values::percent, conflicts_with = "full")]
     pub(crate) sample: Option<u8>,
-    /// Look at every byte [default]
+    /// Look at every byte, which is the default
     #[arg(long)]
     pub(crate) full: bool,
     /// Replace what is damaged or missing by what a store, a checkpoint or a machine has
