@@ -1,10 +1,15 @@
 //! Boots an unpacked kernel on the software CPU with a serial console: `boot VMLINUX [CMDLINE] [INITRAMFS]`.
+//!
+//! DETERMINISTIC chooses that mode, TRANSLATE_AFTER when code is translated (0: never). At the end the digest of memory
+//! is printed: in deterministic mode it is the same for each TRANSLATE_AFTER.
 
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use sha2::{Digest as _, Sha256};
+use vm_memory::{Bytes as _, GuestAddress};
 use vmm_core::Gpa;
 use vmm_core::bus::BusDevice as _;
 use vmm_core::cpu_state::VcpuState;
@@ -74,10 +79,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     let initramfs = args.next().map(std::fs::read).transpose()?;
 
-    let soft = soft_backend::open(
-        soft_backend::SoftOptions::default()
-            .with_deterministic(std::env::var_os("DETERMINISTIC").is_some()),
-    )?;
+    let mut options = soft_backend::SoftOptions::default()
+        .with_deterministic(std::env::var_os("DETERMINISTIC").is_some());
+    if let Ok(runs) = std::env::var("TRANSLATE_AFTER") {
+        options = options.with_translate_after(Some(runs.parse()?).filter(|runs| *runs > 0));
+    }
+    let soft = soft_backend::open(options)?;
     let host = soft.capabilities().x86.clone().ok_or("no x86")?;
     let profile = match std::env::var("PROFILE") {
         Ok(name) => name.parse()?,
@@ -97,7 +104,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         msrs,
         tsc_khz: host.tsc_khz,
     });
-    let created = soft.create_vm(&VmSpec { ram, vcpus, arch })?;
+    let spec = VmSpec {
+        ram: ram.clone(),
+        vcpus,
+        arch,
+    };
+    let created = soft.create_vm(&spec)?;
     let ioapic = Ioapic::new(created.vm.clone());
     let line = ioapic.line(Gsi(layout::SERIAL_GSI)).ok_or("no such line")?;
     let serial = Arc::new(Serial::new(Box::new(std::io::stdout()), line)?);
@@ -136,5 +148,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             writeln!(err, "{:#x?}\n{:#x?}", s.general, s.system)?;
         }
     }
+    let mut digest = Sha256::new();
+    let mut page = [0; 4096];
+    for region in ram.layout().regions() {
+        for offset in (0..region.bytes).step_by(page.len()) {
+            ram.read_slice(&mut page, GuestAddress(region.start.0 + offset))?;
+            digest.update(page);
+        }
+    }
+    writeln!(err, "memory {:x}", digest.finalize())?;
     Ok(())
 }

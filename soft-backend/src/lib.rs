@@ -5,10 +5,13 @@
 //!
 //! # Model
 //!
-//! An interpreter of pre-decoded blocks. A block is a run of instructions of one physical page,
+//! An interpreter of pre-decoded blocks, and a translator for those that run often (on x86-64 Linux hosts that let
+//! it, see [`translates`]). A block is a run of instructions of one physical page,
 //! each a function pointer and its operands; blocks are cached by physical address and dropped when
 //! their page is written, by the guest or (through the RAM's page flags) by a device. Memory is
-//! reached through a software TLB whose write tags double as dirty tracking. The processor is one
+//! reached through a software TLB whose write tags double as dirty tracking. Translated code is the guest's own
+//! instructions with other registers and a probe of that TLB before each access; what goes another way is answered by
+//! the interpreter's function for the instruction, so a guest does the same in both tiers. The processor is one
 //! of x86-64-v2 with local APIC (xAPIC) and kvm-clock; CPUID shows what the machine's profile says.
 //!
 //! vCPUs have a thread each, but one runs at a time: a baton goes round at HLT, PAUSE and after a
@@ -68,6 +71,7 @@ pub mod fpu;
 mod host_tsc;
 mod int;
 mod invalidate;
+mod jit;
 mod local;
 mod mem;
 mod mmu;
@@ -82,4 +86,4 @@ pub mod simd;
 mod tests;
 mod time;
 
-pub use backend::{SoftHypervisor, SoftOptions, open, probe};
+pub use backend::{SoftHypervisor, SoftOptions, open, probe, translates};

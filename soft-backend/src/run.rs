@@ -10,6 +10,7 @@ use crate::cpu::flags::{IF, RF, TF};
 use crate::cpu::{Cpu, Exception, Flow, IoRequest, Step, Trap};
 use crate::decode::op::Op;
 use crate::exceptions::{Event, NMI, Undelivered};
+use crate::jit::Left;
 
 /// Why [`Engine::run`] came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +48,13 @@ enum Outcome {
     Trap,
     Budget,
     Attention,
+}
+
+/// How one block, or a row of translated ones, ended.
+enum Ran {
+    To(Step),
+    /// The next block is known.
+    Before(BlockId),
 }
 
 impl Engine<'_> {
@@ -261,24 +269,29 @@ impl Engine<'_> {
             Ok(id) => id,
             Err(_) => return Outcome::Trap,
         };
+        let translated = !single && self.cache.translates(self.cpu);
         loop {
             self.cpu.regs[16] = self.cpu.rip;
-            let flow = self.block(id);
+            let ran = if translated && self.cache.is_translated(self.cpu, id, end) {
+                self.native(&mut id, end)
+            } else {
+                Ran::To(self.block(id, 0))
+            };
             if self.cpu.ram.ram.take_code_is_stale() {
                 self.cache.drop_stale(self.cpu);
-                return if flow.is_ok() {
-                    Outcome::Check
-                } else {
-                    Outcome::Trap
+                return match ran {
+                    Ran::To(Err(_)) => Outcome::Trap,
+                    _ => Outcome::Check,
                 };
             }
-            let next = match flow {
-                Err(_) => return Outcome::Trap,
-                Ok(Flow::Check) => return Outcome::Check,
+            let next = match ran {
+                Ran::To(Err(_)) => return Outcome::Trap,
+                Ran::To(Ok(Flow::Check)) => return Outcome::Check,
                 _ if single => return Outcome::Check,
-                Ok(Flow::Link0) => self.cache.follow(self.cpu, id, 0),
-                Ok(Flow::Link1) => self.cache.follow(self.cpu, id, 1),
-                Ok(_) => self.cache.find(self.cpu, false),
+                Ran::To(Ok(Flow::Link0)) => self.cache.follow(self.cpu, id, 0),
+                Ran::To(Ok(Flow::Link1)) => self.cache.follow(self.cpu, id, 1),
+                Ran::To(Ok(_)) => self.cache.find(self.cpu, false),
+                Ran::Before(next) => Ok(next),
             };
             id = match next {
                 Ok(id) => id,
@@ -293,37 +306,60 @@ impl Engine<'_> {
         }
     }
 
-    /// Runs one block to its end or to a trap; `rip` is right afterwards.
-    #[inline(always)]
-    fn block(&mut self, id: BlockId) -> Step {
-        let block = &self.cache.blocks[id as usize];
-        for (i, op) in block.ops.iter().enumerate() {
-            match (op.run)(self.cpu, op) {
-                Ok(Flow::Next) => {}
-                Ok(flow) => {
-                    self.cpu.retired += block.instructions_to(i);
-                    return Ok(if block.checks { Flow::Check } else { flow });
-                }
-                Err(t) => {
-                    if let Trap::Io(_) = self.cpu.trap {
-                        match answer(self.cpu, self.handler, op) {
-                            Ok(Flow::Next) => continue,
-                            Ok(flow) => {
-                                self.cpu.retired += block.instructions_to(i);
-                                return Ok(if block.checks { Flow::Check } else { flow });
-                            }
-                            Err(_) => {}
-                        }
-                    }
-                    self.cpu.retired += block.instructions_before(i);
-                    self.cpu.rip = self.cpu.ip(op);
-                    self.cpu.blame_stack_segment(op);
-                    return Err(t);
-                }
+    /// Runs a translated block and what follows it; `id` becomes the block that ran last.
+    fn native(&mut self, id: &mut BlockId, end: u64) -> Ran {
+        match self.cache.run_translated(self.cpu, *id, end) {
+            Left::Before(next) => Ran::Before(next),
+            Left::Lost => Ran::To(Ok(Flow::Jump)),
+            Left::Op { block, index, step } => {
+                *id = block;
+                Ran::To(
+                    self.ended(block, index, step)
+                        .unwrap_or_else(|| self.block(block, index + 1)),
+                )
             }
+        }
+    }
+
+    /// Runs one block from an operation on to its end or to a trap; `rip` is right afterwards.
+    #[inline(always)]
+    fn block(&mut self, id: BlockId, first: usize) -> Step {
+        let mut next = first;
+        while let Some(op) = self.cache.blocks[id as usize].ops.get(next) {
+            let step = (op.run)(self.cpu, op);
+            if step != Ok(Flow::Next)
+                && let Some(end) = self.ended(id, next, step)
+            {
+                return end;
+            }
+            next += 1;
         }
         // The closing operation never falls through.
         Ok(Flow::Check)
+    }
+
+    /// An operation of a block gave something else than the next one. `None` if that follows after all.
+    #[inline(always)]
+    fn ended(&mut self, id: BlockId, i: usize, step: Step) -> Option<Step> {
+        let block = &self.cache.blocks[id as usize];
+        let op = &block.ops[i];
+        let step = match step {
+            Err(_) if matches!(self.cpu.trap, Trap::Io(_)) => answer(self.cpu, self.handler, op),
+            other => other,
+        };
+        match step {
+            Ok(Flow::Next) => None,
+            Ok(flow) => {
+                self.cpu.retired += block.instructions_to(i);
+                Some(Ok(if block.checks { Flow::Check } else { flow }))
+            }
+            Err(t) => {
+                self.cpu.retired += block.instructions_before(i);
+                self.cpu.rip = self.cpu.ip(op);
+                self.cpu.blame_stack_segment(op);
+                Some(Err(t))
+            }
+        }
     }
 
     /// Runs one operation, device accesses answered.

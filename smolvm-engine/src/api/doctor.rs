@@ -107,7 +107,14 @@ impl Engine {
 fn backend_finding(backend: Backend) -> Finding {
     let subject = Subject::Backend(backend);
     match backend::probe(backend) {
-        Ok(()) => good(subject, "can run machines here".to_owned()),
+        Ok(()) => {
+            let how = match backend {
+                Backend::Soft if soft_backend::translates() => ", translating what runs often",
+                Backend::Soft => ", interpreting: this host lets no code run that was made here",
+                _ => "",
+            };
+            good(subject, format!("can run machines here{how}"))
+        }
         Err(error) => Finding {
             subject,
             good: false,

@@ -17,15 +17,34 @@ pub(super) const NAME: &str = "soft";
 const DEFAULT_TSC_KHZ: u32 = 1_000_000;
 
 /// How an opened backend behaves.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SoftOptions {
+    /// After how many runs guest code is translated to the host's; `None`: all of it is interpreted, as it is
+    /// wherever [`translates`] is false. Guests do the same either way.
+    pub translate_after: Option<u16>,
     /// Time counts retired instructions instead of following the host's clock, vCPUs take turns in a
     /// fixed order, and a kick is seen at the end of a piece of guest code that does not depend on it.
     pub deterministic: bool,
 }
 
+impl Default for SoftOptions {
+    fn default() -> Self {
+        SoftOptions {
+            translate_after: Some(crate::jit::THRESHOLD),
+            deterministic: false,
+        }
+    }
+}
+
 impl SoftOptions {
+    /// The same, but translating after so many runs: see [`translate_after`](Self::translate_after).
+    #[must_use]
+    pub fn with_translate_after(mut self, runs: Option<u16>) -> Self {
+        self.translate_after = runs;
+        self
+    }
+
     /// The same, but deterministic: see [`deterministic`](Self::deterministic).
     #[must_use]
     pub fn with_deterministic(mut self, on: bool) -> Self {
@@ -52,6 +71,13 @@ pub fn probe() -> Result<(), HypervisorError> {
         backend: NAME,
         reason: "it needs a 64-bit little-endian host".to_owned(),
     })
+}
+
+/// Whether this host lets the backend run code that it makes: an x86-64 processor with the instructions of
+/// x86-64-v2, Linux, and memory that may be executed, which hardened hosts refuse. Elsewhere guests are interpreted.
+#[must_use]
+pub fn translates() -> bool {
+    crate::jit::Jit::is_possible()
 }
 
 /// Opens the backend.

@@ -7,4 +7,4 @@ mod state;
 mod vcpu;
 mod vm;
 
-pub use hypervisor::{SoftHypervisor, SoftOptions, open, probe};
+pub use hypervisor::{SoftHypervisor, SoftOptions, open, probe, translates};

@@ -76,7 +76,7 @@ impl SoftVm {
             })
             .collect();
         let machine = Machine {
-            cache: CodeCache::new(),
+            cache: CodeCache::new().translating(options.translate_after),
             cpus,
             rota: Rota::default(),
             moment: None,

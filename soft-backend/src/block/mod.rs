@@ -8,6 +8,7 @@
 //! bounded ([`eviction`]).
 
 mod eviction;
+mod translated;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -16,6 +17,7 @@ use crate::cpu::state::BLOCK_IP;
 use crate::cpu::{Cpu, Mode, R};
 use crate::decode::op::{Op, OpFn};
 use crate::decode::{DecodeError, MAX_LEN, decode, fall_through};
+use crate::jit::Jit;
 use crate::mem::{Lost, PAGE, raw::HostPtr};
 use crate::ops::{convert, system};
 use crate::segments::CS;
@@ -42,6 +44,11 @@ impl CodeAddress {
     #[inline(always)]
     fn new(host: HostPtr, mode: Mode) -> Self {
         CodeAddress((host.addr() as u64) << 2 | mode as u64)
+    }
+
+    /// The host address.
+    fn host(self) -> u64 {
+        self.0 >> 2
     }
 
     fn is_in_page_of(self, other: Self) -> bool {
@@ -148,6 +155,8 @@ pub(crate) struct CodeCache {
     room: Room,
     /// Where blocks are decoded, before they are stored in the space that they need.
     scratch: Vec<Op>,
+    /// The second tier, where there is one.
+    pub(crate) jit: Option<Jit>,
     /// Changes when blocks were dropped or pages became code: other vCPUs then forget their links
     /// and write tags.
     pub(crate) epoch: u64,
@@ -263,6 +272,7 @@ impl CodeCache {
             by_page: AddressMap::default(),
             room: Room::new(limit),
             scratch: Vec::new(),
+            jit: None,
             epoch: 0,
         }
     }
@@ -326,10 +336,13 @@ impl CodeCache {
         } else {
             code_address(cpu) == Some(link.at)
         };
-        if leads_there && self.is_at(link.id, link.at) {
-            return Ok(link.id);
-        }
-        self.follow_slow(cpu, from, n)
+        let id = if leads_there && self.is_at(link.id, link.at) {
+            link.id
+        } else {
+            self.follow_slow(cpu, from, n)?
+        };
+        self.link_translated(from, n, id);
+        Ok(id)
     }
 
     #[inline(never)]
@@ -473,6 +486,9 @@ impl CodeCache {
                 (self.blocks.len() - 1) as BlockId
             }
         };
+        if let Some(jit) = &mut self.jit {
+            jit.added(id);
+        }
         self.by_key.insert(place.key, id);
         self.by_page.entry(pa >> 12).or_default().push(id);
         if let Some(second) = place.second_page {
@@ -488,6 +504,9 @@ impl CodeCache {
             return;
         }
         self.room.give_back(b.ops.len());
+        if let Some(jit) = &mut self.jit {
+            jit.dropped(id, b.at.host());
+        }
         b.ops = Box::new([]);
         b.at = CodeAddress::NONE;
         let place = self.places[id as usize];
@@ -517,6 +536,7 @@ impl CodeCache {
             block.links = [NO_LINK; 2];
         }
         cpu.jumps.clear();
+        self.flush_translated();
         self.changed(cpu);
     }
 
@@ -540,6 +560,7 @@ impl CodeCache {
         self.places.clear();
         self.free.clear();
         self.room.empty();
+        self.flush_translated();
         self.changed(cpu);
     }
 

@@ -142,6 +142,8 @@ pub(crate) struct Cpu {
     /// pads to a power of two, so that a masked index needs no check.
     pub(crate) regs: [u64; 32],
     pub(crate) rip: u64,
+    /// What translated code knows.
+    pub(crate) jit: crate::jit::Frame,
     pub(crate) lazy: LazyFlags,
     /// RFLAGS without the six arithmetic flags.
     pub(crate) sysflags: u64,
@@ -352,6 +354,7 @@ impl Cpu {
         let mut cpu = Cpu {
             regs: [0; 32],
             rip: 0,
+            jit: crate::jit::Frame::default(),
             lazy: LazyFlags::default(),
             sysflags: 0,
             table: Table::SUPERVISOR,

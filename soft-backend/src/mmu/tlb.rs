@@ -4,6 +4,8 @@
 //! linear address. A write tag is present only if the page's dirty bit, the tracker's dirty mark and
 //! the code map have been seen to; an execute tag only if no code breakpoint lies in the page.
 
+use std::mem::offset_of;
+
 use super::Access;
 use super::walk::{LARGE_SHIFTS, Leaf, SMALL_SHIFT};
 use crate::cpu::state::{cr0, cr4};
@@ -53,6 +55,7 @@ impl Table {
 
 /// One entry: tags for three kinds of access and what to add to a linear address.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub(crate) struct Entry {
     pub(crate) read: u64,
     pub(crate) write: u64,
@@ -66,6 +69,17 @@ const EMPTY: Entry = Entry {
     exec: NONE,
     addend: 0,
 };
+
+/// For translated code: from a linear address, shifted so and masked so, to an entry's distance from its table.
+pub(crate) const ENTRY_SHIFT: u8 = 12 - size_of::<Entry>().trailing_zeros() as u8;
+pub(crate) const ENTRY_MASK: i32 = ((ENTRIES - 1) * size_of::<Entry>()) as i32;
+/// Places in an entry.
+pub(crate) const READ_TAG: i32 = offset_of!(Entry, read) as i32;
+pub(crate) const WRITE_TAG: i32 = offset_of!(Entry, write) as i32;
+pub(crate) const EXEC_TAG: i32 = offset_of!(Entry, exec) as i32;
+pub(crate) const ADDEND: i32 = offset_of!(Entry, addend) as i32;
+
+const _: () = assert!(size_of::<Entry>().is_power_of_two());
 
 /// A set of entries.
 struct Entries([u64; ALL / 64]);
@@ -150,6 +164,12 @@ impl Tlb {
     #[inline(always)]
     pub(crate) fn entry(&self, table: Table, va: u64) -> &Entry {
         &self.entries[Self::slot(table, va) & (ALL - 1)]
+    }
+
+    /// Addresses of the first entries for data and for code at a privilege.
+    pub(crate) fn tables(&self, table: Table) -> (usize, usize) {
+        let first = |t: Table| &raw const self.entries[t.0 & (ALL - 1)] as usize;
+        (first(table), first(table.of_code()))
     }
 
     /// The host address of the code at a linear address, if its page has an execute tag.

@@ -14,4 +14,5 @@ mod rig;
 mod small_guests;
 mod stack_fault;
 mod stepping;
+mod tiers;
 mod x87_pointers;

@@ -79,6 +79,16 @@ impl ExitHandler for Devices {
     }
 }
 
+/// The tests' choice of the tier: SOFT_TRANSLATE_AFTER is a number of runs, zero for the interpreter alone.
+pub(super) fn translate_after() -> Option<u16> {
+    let runs = std::env::var("SOFT_TRANSLATE_AFTER").ok();
+    match runs.and_then(|runs| runs.parse().ok()) {
+        Some(0) => None,
+        Some(runs) => Some(runs),
+        None => Some(1),
+    }
+}
+
 /// The machine.
 pub(super) struct Rig {
     pub(super) cpu: Cpu,
@@ -118,7 +128,7 @@ impl Rig {
         cpu.rip = rip;
         Rig {
             cpu,
-            cache: CodeCache::new(),
+            cache: CodeCache::new().translating(translate_after()),
             ram,
             devices: Devices::default(),
         }

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use sha2::{Digest, Sha256};
+use soft_backend::SoftOptions;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_core::host_side::BlockBackend;
 use vmm_core::hypervisor::Hypervisor;
@@ -89,7 +90,12 @@ fn hex(digest: Sha256) -> String {
 impl Machine {
     /// The guest, before its first instruction.
     pub(crate) fn new(vcpus: u8, seed: u64) -> Self {
-        let (built, disk) = Self::build(vcpus, seed);
+        Self::translating(vcpus, seed, SoftOptions::default().translate_after)
+    }
+
+    /// The same, its code translated after so many runs.
+    pub(crate) fn translating(vcpus: u8, seed: u64, after: Option<u16>) -> Self {
+        let (built, disk) = Self::build_translating(vcpus, seed, after);
         let kernel = pvh_kernel(ADDRESS, CODE, Some(ADDRESS));
         let running = built
             .boot(&BootImage {
@@ -102,7 +108,17 @@ impl Machine {
     }
 
     pub(crate) fn build(vcpus: u8, seed: u64) -> (BuiltMachine, Arc<WrittenDisk>) {
-        let options = soft_backend::SoftOptions::default().with_deterministic(true);
+        Self::build_translating(vcpus, seed, SoftOptions::default().translate_after)
+    }
+
+    fn build_translating(
+        vcpus: u8,
+        seed: u64,
+        after: Option<u16>,
+    ) -> (BuiltMachine, Arc<WrittenDisk>) {
+        let options = SoftOptions::default()
+            .with_deterministic(true)
+            .with_translate_after(after);
         let soft = soft_backend::open(options).unwrap();
         let host = soft.capabilities().x86.clone().unwrap();
         let (cpuid, msrs) = x86::build_profile(CpuProfile::V2, &host.cpuid).unwrap();

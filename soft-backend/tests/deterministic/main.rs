@@ -72,6 +72,23 @@ fn a_busy_host_changes_nothing() {
     assert_eq!(busy, quiet);
 }
 
+/// Most of this guest's code is of 32 bits, which is never translated; whole systems are compared by
+/// `examples/boot.rs`.
+#[test]
+fn the_tier_changes_nothing() {
+    for vcpus in [1, 2, 4] {
+        let picture = |after| {
+            let mut machine = Machine::translating(vcpus, 11, after);
+            machine.running.run_until(RUN).unwrap();
+            machine.picture()
+        };
+        let interpreted = picture(None);
+        for after in [1, 8, 64] {
+            assert_eq!(picture(Some(after)), interpreted, "{vcpus} vCPUs, {after}");
+        }
+    }
+}
+
 #[test]
 fn stops_between_change_nothing() {
     let (_, straight) = run(2, 3, &[]);

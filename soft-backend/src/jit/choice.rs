@@ -1,0 +1,260 @@
+//! What is done with each instruction: copied, made of other instructions, or left to the interpreter.
+//! Copying is a list of what may be; everything else is called.
+
+use iced_x86::{
+    Code as C, ConditionCode, Instruction, Mnemonic as M, OpKind, Register, RflagsBits,
+};
+
+use super::flags::Kind;
+use super::{registers, vector};
+
+/// How an instruction is translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// With other registers and, for memory, behind a probe.
+    Copy,
+    /// As `Copy`; its XMM registers are loaded from the vCPU and stored there.
+    Vector,
+    /// IMUL with two or three operands: flags of their own.
+    Product,
+    /// BT of a register.
+    BitTest,
+    /// CDQE, CWDE, CQO, CDQ.
+    Widen,
+    Push,
+    Pop,
+    Leave,
+    /// Nothing.
+    Nop,
+    /// By the interpreter.
+    Call,
+    Jcc,
+    /// LOOP by RCX.
+    Loop,
+    Jmp,
+    JmpIndirect,
+    CallDirect,
+    CallIndirect,
+    Ret,
+}
+
+/// What it does to arithmetic flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Writes {
+    Nothing,
+    All(Kind),
+    /// Some; the others stay. What is written is exact.
+    Some,
+    /// Some, or not as the interpreter does: to be copied only where nobody asks.
+    Carelessly,
+}
+
+/// The choice, and what it means for the flags.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) how: How,
+    pub(super) writes: Writes,
+    /// Flags that it reads.
+    pub(super) reads: u32,
+    /// It may fault or end the block.
+    pub(super) exits: bool,
+}
+
+impl Plan {
+    /// Left to the interpreter.
+    pub(super) const CALL: Plan = Plan {
+        how: How::Call,
+        writes: Writes::Nothing,
+        reads: 0,
+        exits: true,
+    };
+
+    /// Whether the flags before it matter to anybody, given whether those after it do.
+    pub(super) fn live_before(&self, live_after: bool) -> bool {
+        if self.exits || self.reads != 0 {
+            return true;
+        }
+        live_after && !matches!(self.writes, Writes::All(_))
+    }
+}
+
+/// The choice for an instruction.
+pub(super) fn choose(i: &Instruction) -> Plan {
+    if let Some(how) = control(i) {
+        return Plan {
+            how,
+            reads: i.rflags_read(),
+            ..Plan::CALL
+        };
+    }
+    let known = integer(i).or_else(|| vector::choose(i));
+    let Some((how, writes)) = known.filter(|_| operands_fit(i)) else {
+        return Plan::CALL;
+    };
+    let touches = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory);
+    let exits =
+        touches && i.mnemonic() != M::Lea || matches!(how, How::Push | How::Pop | How::Leave);
+    Plan {
+        how,
+        writes,
+        reads: i.rflags_read(),
+        // The check whether SSE may be used is an exit as well.
+        exits: exits || how == How::Vector,
+    }
+}
+
+/// Whether an instruction reads OF, of what is copied.
+pub(super) fn reads_overflow(reads: u32) -> bool {
+    reads & RflagsBits::OF != 0
+}
+
+/// Whether the interpreter's function of an instruction that is not called anyway uses flags.
+pub(super) fn touches_flags(i: &Instruction) -> bool {
+    const ARITH: u32 = RflagsBits::OF
+        | RflagsBits::SF
+        | RflagsBits::ZF
+        | RflagsBits::AF
+        | RflagsBits::CF
+        | RflagsBits::PF;
+    (i.rflags_read() | i.rflags_modified()) & ARITH != 0
+}
+
+fn control(i: &Instruction) -> Option<How> {
+    let wide = |n| i.op_register(n).size() == 8;
+    let target = |how| match i.op0_kind() {
+        OpKind::Register if wide(0) && registers::guest(i.op0_register()).is_some() => Some(how),
+        OpKind::Memory if i.memory_size().size() == 8 && address_fits(i) => Some(how),
+        _ => None,
+    };
+    let near = i32::try_from(i.near_branch64() as i64).is_ok_and(|t| t.checked_add(8192).is_some());
+    let direct = near && i.op0_kind() == OpKind::NearBranch64;
+    match i.mnemonic() {
+        _ if i.is_jcc_short_or_near() => direct.then_some(How::Jcc),
+        M::Loop if direct && i.code() == C::Loop_rel8_64_RCX => Some(How::Loop),
+        M::Jmp if direct => Some(How::Jmp),
+        M::Call if direct => Some(How::CallDirect),
+        M::Jmp if i.is_jmp_near_indirect() => target(How::JmpIndirect),
+        M::Call if i.is_call_near_indirect() => target(How::CallIndirect),
+        M::Ret => matches!(i.code(), C::Retnq | C::Retnq_imm16).then_some(How::Ret),
+        _ => None,
+    }
+}
+
+/// Width of the first operand in bytes.
+fn width(i: &Instruction) -> usize {
+    if i.op0_kind() == OpKind::Register {
+        i.op0_register().size()
+    } else {
+        i.memory_size().size()
+    }
+}
+
+fn integer(i: &Instruction) -> Option<(How, Writes)> {
+    if i.has_lock_prefix() || i.has_rep_prefix() || i.has_repne_prefix() {
+        return None;
+    }
+    let wide = width(i) >= 4;
+    let exact = Writes::All(Kind::Exact);
+    Some(match i.mnemonic() {
+        M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Not => (How::Copy, Writes::Nothing),
+        M::Bswap | M::Lea if wide => (How::Copy, Writes::Nothing),
+        M::Add | M::Sub | M::Cmp | M::Neg | M::Adc | M::Sbb => (How::Copy, exact),
+        M::And | M::Or | M::Xor | M::Test => (How::Copy, Writes::All(Kind::Logic)),
+        M::Inc | M::Dec => (How::Copy, Writes::Some),
+        M::Shl | M::Sal | M::Shr | M::Sar if wide => (How::Copy, shift(i)?),
+        M::Rol | M::Ror if wide => (How::Copy, Writes::Carelessly),
+        M::Shld | M::Shrd if wide => (How::Copy, Writes::Carelessly),
+        M::Popcnt if wide => (How::Copy, exact),
+        M::Imul if i.op_count() > 1 && wide => (How::Product, exact),
+        M::Bt if wide && i.op0_kind() == OpKind::Register => (How::BitTest, Writes::Some),
+        M::Cdqe | M::Cwde | M::Cqo | M::Cdq => (How::Widen, Writes::Nothing),
+        M::Push => (stack(i, How::Push)?, Writes::Nothing),
+        M::Pop => (stack(i, How::Pop)?, Writes::Nothing),
+        M::Leave if i.code() == C::Leaveq => (How::Leave, Writes::Nothing),
+        M::Nop | M::Endbr64 | M::Lfence | M::Sfence => (How::Nop, Writes::Nothing),
+        _ if i.condition_code() != ConditionCode::None && !i.is_loopcc() => {
+            (How::Copy, Writes::Nothing)
+        }
+        _ => return None,
+    })
+}
+
+/// A shift's kind of flags. By zero bits it is the interpreter's.
+fn shift(i: &Instruction) -> Option<Writes> {
+    if i.op1_kind() == OpKind::Register {
+        return Some(Writes::Carelessly);
+    }
+    let n = i.immediate8() & if width(i) == 8 { 63 } else { 31 };
+    let left = matches!(i.mnemonic(), M::Shl | M::Sal);
+    Some(Writes::All(match n {
+        0 => return None,
+        1 => Kind::ShiftOne,
+        _ if left => Kind::ShiftLeft,
+        _ => Kind::ShiftRight,
+    }))
+}
+
+/// PUSH and POP of 64-bit registers and immediates.
+fn stack(i: &Instruction, how: How) -> Option<How> {
+    let plain = match i.op0_kind() {
+        OpKind::Register => registers::guest(i.op0_register()).is_some(),
+        OpKind::Memory => false,
+        _ => how == How::Push,
+    };
+    (plain && i.stack_pointer_increment().abs() == 8).then_some(how)
+}
+
+/// Whether every register operand is one that can be replaced, and memory can be reached by a probe.
+fn operands_fit(i: &Instruction) -> bool {
+    let mut unpinned = [None; 2];
+    let mut memory = false;
+    for n in 0..i.op_count() {
+        match i.op_kind(n) {
+            OpKind::Register => {
+                let r = i.op_register(n);
+                if r.is_xmm() {
+                    continue;
+                }
+                let Some(g) = registers::guest(r) else {
+                    return false;
+                };
+                if registers::host(g).is_none() && !unpinned.contains(&Some(g)) {
+                    match unpinned.iter_mut().find(|u| u.is_none()) {
+                        Some(free) => *free = Some(g),
+                        None => return false,
+                    }
+                }
+            }
+            OpKind::Memory => {
+                memory = true;
+                if !address_fits(i) {
+                    return false;
+                }
+            }
+            OpKind::Immediate8
+            | OpKind::Immediate16
+            | OpKind::Immediate32
+            | OpKind::Immediate64
+            | OpKind::Immediate8to16
+            | OpKind::Immediate8to32
+            | OpKind::Immediate8to64
+            | OpKind::Immediate32to64 => {}
+            _ => return false,
+        }
+    }
+    // Behind a probe, one scratch register is free.
+    !memory || i.mnemonic() == M::Lea || unpinned[1].is_none()
+}
+
+/// Whether an address is of 64 bits, with a displacement that fits everywhere.
+fn address_fits(i: &Instruction) -> bool {
+    let (base, index) = (i.memory_base(), i.memory_index());
+    let fits = |r: Register| r == Register::None || r.is_gpr64();
+    let relative = base == Register::RIP;
+    let disp = i.memory_displacement64() as i64;
+    (fits(base) || relative)
+        && fits(index)
+        // The forms with 64-bit addresses have their own encodings.
+        && (relative || i.memory_displ_size() < 8 || base != Register::None || index != Register::None)
+        && i32::try_from(disp).is_ok_and(|d| d.checked_add(8192).is_some())
+}
