@@ -17,8 +17,8 @@ pub use exec::{EnvVar, ExecInput, ExecOutput, ExecRequest, MAX_WORDS, Outcome, T
 pub use identity::{Identity, MAX_SSH_HOST_KEYS, SshHostKey, StepOutcome, StepReport};
 pub use log::LogOutput;
 pub use status::{
-    MAX_LISTED_SESSIONS, MAX_PROCESS_NAME_BYTES, MAX_PROCESSES, Process, Processes, SessionStatus,
-    Status, SyncReport,
+    Activity, MAX_LISTED_SESSIONS, MAX_PROCESS_NAME_BYTES, MAX_PROCESSES, Process, Processes,
+    SessionStatus, Status, SyncReport,
 };
 
 use minicbor::{Decode, Encode};

@@ -5,9 +5,9 @@ use agent_protocol::frame::push_frame;
 use agent_protocol::fuzz;
 use agent_protocol::hello::Hello;
 use agent_protocol::message::{
-    CopyIn, CopyReport, EnvVar, ErrorKind, ExecInput, ExecOutput, ExecRequest, Identity, LogOutput,
-    Outcome, Owner, Process, Processes, Reply, Request, SessionStatus, SshHostKey, Status,
-    StepOutcome, StepReport, SyncReport, TtySize,
+    Activity, CopyIn, CopyReport, EnvVar, ErrorKind, ExecInput, ExecOutput, ExecRequest, Identity,
+    LogOutput, Outcome, Owner, Process, Processes, Reply, Request, SessionStatus, SshHostKey,
+    Status, StepOutcome, StepReport, SyncReport, TtySize,
 };
 use agent_protocol::tree::{Metadata, SpecialKind, TreeItem};
 use proptest::prelude::*;
@@ -141,6 +141,11 @@ fn replies() -> Vec<Reply> {
                 }],
                 unlisted: 9,
             },
+            activity: Some(Activity {
+                threads: 4,
+                cpu_nanos: 1 << 40,
+                sessions: 6,
+            }),
         }),
         Reply::Steps(
             [

@@ -53,6 +53,8 @@ pub struct Agent {
     log: Mutex<Box<dyn Write + Send>>,
     next_session: AtomicU64,
     sessions: Mutex<BTreeMap<u64, SessionStatus>>,
+    /// Commands and copies that were begun or have ended.
+    counted: AtomicU64,
 }
 
 impl Agent {
@@ -84,6 +86,7 @@ impl Agent {
             log: Mutex::new(config.log),
             next_session: AtomicU64::new(1),
             sessions: Mutex::new(BTreeMap::new()),
+            counted: AtomicU64::new(0),
         });
         Door::open(&agent)?;
         Ok(agent)
@@ -100,6 +103,16 @@ impl Agent {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         // Nowhere else to report to.
         let _ = log.write_all(text.as_bytes()).and_then(|()| log.flush());
+    }
+
+    /// Notes that a command or a copy was begun or has ended.
+    pub(crate) fn count(&self) {
+        self.counted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many commands and copies were begun or have ended.
+    pub(crate) fn counted(&self) -> u64 {
+        self.counted.load(Ordering::Relaxed)
     }
 
     fn sessions(&self) -> MutexGuard<'_, BTreeMap<u64, SessionStatus>> {

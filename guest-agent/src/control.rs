@@ -112,9 +112,14 @@ fn carry_out(agent: &Arc<Agent>, request: Request) -> Result<(Reply, After), Con
             let deadline = Instant::now() + Duration::from_millis(timeout_ms.into());
             let number = agent.syncer.begin();
             let processes = processes::list(deadline);
+            let activity = processes::activity(agent.counted(), deadline);
             let left = deadline.saturating_duration_since(Instant::now());
             let written = agent.syncer.wait(number, left);
-            reply = Reply::Synced(SyncReport { written, processes });
+            reply = Reply::Synced(SyncReport {
+                written,
+                processes,
+                activity,
+            });
         }
         Request::Status => reply = Reply::Status(agent.status()),
         _ if !agent.owns_machine => return Err(ControlError::NotOwner),

@@ -73,7 +73,12 @@ fn on_thread(
     let thread = thread::Builder::new()
         .name("session".into())
         .stack_size(STACK_BYTES);
-    if let Err(error) = thread.spawn(move || serve(&theirs, visitor, place))
+    agent.count();
+    let serve = move || {
+        serve(&theirs, visitor, place);
+        theirs.count();
+    };
+    if let Err(error) = thread.spawn(serve)
         && let Ok(stream) = spare
     {
         let message = format!("the guest has no room for another session: {error}");

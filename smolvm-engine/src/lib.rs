@@ -58,10 +58,10 @@ pub use api::{
     AgentConnection, Archived, BranchChild, BranchOptions, Branched, Checkpoint, CheckpointOptions,
     CreateFromOptions, CreateOptions, DEFAULT_HISTORY, DeterministicError, DeterministicMachine,
     Engine, EngineError, EngineOptions, ErrorCode, ExecOptions, ExecOutput, ExecSession,
-    ExecWriter, ExportOptions, KeptState, LeftState, LogEntry, MAX_BRANCH_CHILDREN, MachineDigest,
-    MachineInfo, MachineState, PointSource, Problem, RepairSource, Repaired, Saving, StartOptions,
-    Started, StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint, VerifyLevel,
-    VerifyOptions, VerifySource, doctor, process,
+    ExecWriter, ExportOptions, KeptState, LastAutosave, LeftState, LogEntry, MAX_BRANCH_CHILDREN,
+    MachineDigest, MachineInfo, MachineState, PointSource, Problem, RepairSource, Repaired, Saving,
+    StartOptions, Started, StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint,
+    VerifyLevel, VerifyOptions, VerifySource, doctor, process,
 };
 pub use channel::ChannelError;
 pub use durable_files::FileError;
@@ -69,7 +69,8 @@ pub use error_chain::chain;
 pub use guest_image::{image, kernel, progress};
 pub use home::{Home, HomeError};
 pub use machine::{
-    Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineDirError, MachineOrigin, MachineSpec,
+    AutosaveSchedule, Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineDirError,
+    MachineOrigin, MachineSpec,
 };
 pub use name::{InvalidName, MAX_NAME_BYTES, MachineName};
 pub use point::{ArchiveError, PointError};

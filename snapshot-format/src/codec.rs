@@ -34,6 +34,7 @@ mod number {
     pub(super) const DATA_BYTES: u16 = 15;
     pub(super) const IN_FLIGHT: u16 = 16;
     pub(super) const PROCESSES: u16 = 17;
+    pub(super) const AUTOSAVE: u16 = 18;
 }
 
 /// Adds the body of `record` to `writer`: every field, in rising order of numbers.
@@ -87,6 +88,9 @@ pub(crate) fn encode(record: &PointRecord, writer: &mut FieldWriter) {
     }
     if let Some(list) = &record.processes {
         writer.nested(n::PROCESSES, |w| encode_processes(list, w));
+    }
+    if record.autosave {
+        writer.bool(n::AUTOSAVE, true);
     }
 }
 
@@ -179,7 +183,17 @@ fn decode_plain(fields: &FieldReader<'_>, record: &mut PointRecord) -> Result<()
     }
     record.agent = AgentVersion(fields.u32(n::AGENT)?);
     record.data_bytes = fields.u64(n::DATA_BYTES)?;
+    record.autosave = decode_mark(fields, n::AUTOSAVE)?;
     Ok(())
+}
+
+/// Something that is there, as 1, or not: there is one encoding of either.
+pub(crate) fn decode_mark(fields: &FieldReader<'_>, number: u16) -> Result<bool, FieldError> {
+    match fields.get(number) {
+        None => Ok(false),
+        Some(_) if fields.bool(number)? => Ok(true),
+        Some(_) => Err(FieldError::Invalid { number, value: 0 }),
+    }
 }
 
 fn decode_host(bytes: &[u8]) -> Result<HostContract, FieldError> {

@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::codec::decode_mark;
 use crate::fields::{FieldError, FieldReader, FieldWriter};
 use crate::id::{CheckpointId, to_hex, unhex};
 use crate::limits::{MAX_MACHINE_NAME_BYTES, MAX_MESSAGE_BYTES};
@@ -29,6 +30,8 @@ pub struct LineageEntry {
     pub message: String,
     /// Bytes of memory and disks that are not zero.
     pub data_bytes: u64,
+    /// It was saved on a schedule.
+    pub autosave: bool,
 }
 
 /// Why a text is not an entry's line.
@@ -56,6 +59,7 @@ impl From<&Point> for LineageEntry {
             machine: record.machine.clone(),
             message: record.message.clone(),
             data_bytes: record.data_bytes,
+            autosave: record.autosave,
         }
     }
 }
@@ -75,6 +79,9 @@ impl LineageEntry {
             .text(4, cut(&self.machine, MAX_MACHINE_NAME_BYTES))
             .text(5, cut(&self.message, MAX_MESSAGE_BYTES))
             .u64(6, self.data_bytes);
+        if self.autosave {
+            writer.bool(7, true);
+        }
         format!("{LINE_PREFIX}{}", to_hex(&writer.finish()))
     }
 
@@ -102,6 +109,7 @@ impl LineageEntry {
             machine: fields.text(4, MAX_MACHINE_NAME_BYTES)?.to_owned(),
             message: fields.text(5, MAX_MESSAGE_BYTES)?.to_owned(),
             data_bytes: fields.u64(6)?,
+            autosave: decode_mark(&fields, 7)?,
         })
     }
 }

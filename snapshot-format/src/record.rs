@@ -41,6 +41,8 @@ pub struct PointRecord {
     pub in_flight: Vec<InFlightNote>,
     /// What ran in the guest; nothing where its agent did not say.
     pub processes: Option<ProcessList>,
+    /// It was saved on a schedule, not because somebody asked for it.
+    pub autosave: bool,
 }
 
 /// What a host must offer to run a point, and what it was saved on.

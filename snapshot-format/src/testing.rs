@@ -266,5 +266,6 @@ fn entry(number: u8) -> LineageEntry {
         machine: String::new(),
         message: String::new(),
         data_bytes: 0,
+        autosave: false,
     }
 }

@@ -10,6 +10,7 @@ fn entry(id: CheckpointId, parent: Option<CheckpointId>) -> LineageEntry {
         machine: "worker".into(),
         message: String::new(),
         data_bytes: 0,
+        autosave: false,
     }
 }
 

@@ -152,7 +152,7 @@ prop_compose! {
         states in vec(any_state(), 0..5),
         (agent, data_bytes) in (any::<u32>(), any::<u64>()),
         in_flight in vec(any_note(), 0..3),
-        processes in proptest::option::of(any_processes()),
+        (processes, autosave) in (proptest::option::of(any_processes()), any::<bool>()),
     ) -> PointRecord {
         PointRecord {
             machine,
@@ -169,6 +169,7 @@ prop_compose! {
             data_bytes,
             in_flight,
             processes,
+            autosave,
         }
     }
 }
@@ -306,13 +307,14 @@ proptest! {
         parent in proptest::option::of(any::<[u8; 32]>()),
         (seconds, nanos) in (0..253_402_300_800u64, 0..1_000_000_000u32),
         (machine, message) in (".{0,15}", ".{0,100}"),
-        data_bytes in any::<u64>(),
+        (data_bytes, autosave) in (any::<u64>(), any::<bool>()),
     ) {
         let entry = LineageEntry {
             taken: WallTime { seconds, nanos },
             machine,
             message,
             data_bytes,
+            autosave,
             ..entry(CheckpointId([1; 32]), parent.map(CheckpointId))
         };
         let line = entry.to_line();
@@ -329,5 +331,6 @@ fn entry(id: CheckpointId, parent: Option<CheckpointId>) -> LineageEntry {
         machine: "worker".into(),
         message: String::new(),
         data_bytes: 0,
+        autosave: false,
     }
 }

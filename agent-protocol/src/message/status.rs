@@ -62,6 +62,25 @@ pub struct SyncReport {
     /// What ran meanwhile.
     #[n(1)]
     pub processes: Processes,
+    /// What has run so far; absent where that could not be counted in time.
+    #[n(2)]
+    pub activity: Option<Activity>,
+}
+
+/// All that has run in the guest, the agent and the kernel's own threads left out. Nothing has run between two moments
+/// at which it is the same: whatever was born and has ended meanwhile had a parent that ran, or the agent began it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Encode, Decode)]
+#[cbor(map)]
+pub struct Activity {
+    /// Threads that there are.
+    #[n(0)]
+    pub threads: u64,
+    /// The time for which they had a CPU, in nanoseconds.
+    #[n(1)]
+    pub cpu_nanos: u64,
+    /// Commands and copies that the agent has begun or ended.
+    #[n(2)]
+    pub sessions: u64,
 }
 
 /// The guest's processes, kernel threads left out, by process id.

@@ -1,10 +1,13 @@
 //! The guest's processes, as a checkpoint lists them.
 
 use std::fs;
+use std::path::Path;
 use std::time::Instant;
 
 use agent_protocol::codec::Bytes;
-use agent_protocol::message::{MAX_PROCESS_NAME_BYTES, MAX_PROCESSES, Process, Processes};
+use agent_protocol::message::{
+    Activity, MAX_PROCESS_NAME_BYTES, MAX_PROCESSES, Process, Processes,
+};
 
 /// Flag of kernel threads in `/proc/PID/stat`, `PF_KTHREAD` of `linux/sched.h`.
 const KERNEL_THREAD: u32 = 0x0020_0000;
@@ -30,6 +33,52 @@ pub(super) fn list(deadline: Instant) -> Processes {
         found.list.extend(stat.ok().and_then(|stat| parse(&stat)));
     }
     found
+}
+
+/// Counts what has run so far in all processes but the agent's two, this one and the first, which waits for it; kernel threads
+/// are left out. `None` where that is not known by
+/// `deadline`, or this kernel does not count.
+pub(super) fn activity(sessions: u64, deadline: Instant) -> Option<Activity> {
+    let mut activity = Activity {
+        sessions,
+        ..Activity::default()
+    };
+    let own = [std::process::id().to_string(), "1".to_owned()];
+    for entry in fs::read_dir("/proc").ok()?.flatten() {
+        let name = entry.file_name();
+        let Some(number) = name.to_str() else {
+            continue;
+        };
+        if !number.bytes().all(|byte| byte.is_ascii_digit()) || own.iter().any(|own| own == number)
+        {
+            continue;
+        }
+        let stat = fs::read(entry.path().join("stat"));
+        if stat.ok().and_then(|stat| parse(&stat)).is_none() {
+            continue;
+        }
+        // One that ends meanwhile is missing from now on.
+        let Ok(threads) = fs::read_dir(entry.path().join("task")) else {
+            continue;
+        };
+        for thread in threads.flatten() {
+            if Instant::now() >= deadline {
+                return None;
+            }
+            activity.threads += 1;
+            activity.cpu_nanos = activity.cpu_nanos.wrapping_add(cpu_nanos(&thread.path())?);
+        }
+    }
+    Some(activity)
+}
+
+/// How long a thread had a CPU so far; 0 for one that has just ended.
+fn cpu_nanos(thread: &Path) -> Option<u64> {
+    match fs::read_to_string(thread.join("schedstat")) {
+        Ok(line) => line.split(' ').next()?.parse().ok(),
+        Err(_) if thread.exists() => None,
+        Err(_) => Some(0),
+    }
 }
 
 /// One line of `/proc/PID/stat`: `PID (COMM) STATE PPID PGRP SESSION TTY TPGID FLAGS …`. The name may
@@ -69,6 +118,25 @@ mod tests {
         for bad in [&b""[..], b"1", b"1 (x", b"1 (x)", b"1 (x) S", b") ("] {
             assert_eq!(parse(bad), None);
         }
+    }
+
+    #[test]
+    fn what_runs_is_counted() {
+        let later = || Instant::now() + Duration::from_secs(60);
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .expect("a child");
+        let path = Path::new("/proc").join(child.id().to_string());
+        let first = cpu_nanos(&path).expect("counted");
+        assert!(first > 0, "it was executed");
+        let counted = activity(7, later()).expect("counted");
+        assert!(counted.threads >= 1 && counted.cpu_nanos >= first);
+        assert_eq!(counted.sessions, 7);
+        child.kill().expect("killed");
+        child.wait().expect("collected");
+        assert_eq!(cpu_nanos(&path), Some(0));
+        assert_eq!(activity(7, Instant::now()), None);
     }
 
     #[test]

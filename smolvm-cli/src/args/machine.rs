@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use smolvm_engine::{DEFAULT_HISTORY, MachineName};
 
-use super::unavailable::UnavailableFlags;
+use super::unavailable::{UnavailableFlags, UnavailableRetention};
 use super::values;
 use super::{CommandArgs, CopyArgs, CreateArgs, ExecArgs, RunArgs, ShellArgs};
 
@@ -90,6 +90,13 @@ pub(crate) enum MachineCommand {
             Returns when they run and answer. Each has a host name, keys and random numbers of its own."
     )]
     Branch(BranchArgs),
+    /// Save a machine again and again while it runs and changes
+    #[command(
+        long_about = "Save a machine again and again while it runs, into the store that it was last saved into.\n\n\
+            Where nothing changed nothing is saved: nothing was written to its disk, and nothing ran in it but smolvm's own agent. \
+            The first time after a start or an undo it is always saved."
+    )]
+    Autosave(AutosaveArgs),
 }
 
 /// One machine, named as `NAME`, `--name NAME` or `-n NAME`.
@@ -300,6 +307,28 @@ pub(crate) struct BranchArgs {
     /// Not available yet: children that wait.
     #[arg(long, hide = true)]
     pub(crate) hold: bool,
+}
+
+/// `machine autosave`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm autosave agent --every 5m")]
+pub(crate) struct AutosaveArgs {
+    #[command(flatten)]
+    pub(crate) machine: Named,
+    /// How often
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = values::duration,
+        required_unless_present = "off",
+        conflicts_with = "off"
+    )]
+    pub(crate) every: Option<Duration>,
+    /// Not any more
+    #[arg(long)]
+    pub(crate) off: bool,
+    #[command(flatten)]
+    pub(crate) retention: UnavailableRetention,
 }
 
 /// `machine checkpoint-log`.

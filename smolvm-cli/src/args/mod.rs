@@ -3,6 +3,8 @@
 mod copy;
 mod create;
 mod exec;
+#[cfg(test)]
+mod hints;
 mod image;
 mod kernel;
 mod machine;
@@ -21,9 +23,9 @@ pub(crate) use exec::{CommandArgs, ExecArgs, RunArgs, ShellArgs};
 pub(crate) use image::{ImageBuildArgs, ImageCommand, ImageImportArgs};
 pub(crate) use kernel::{KernelCommand, KernelImportArgs};
 pub(crate) use machine::{
-    BranchArgs, CheckpointArgs, CheckpointExportArgs, CheckpointImportArgs, CheckpointLogArgs,
-    CheckpointVerifyArgs, DeleteArgs, ListArgs, LogsArgs, MachineCommand, Named, RenameArgs,
-    RestartArgs, StartArgs, StopArgs, TryArgs, UndoArgs,
+    AutosaveArgs, BranchArgs, CheckpointArgs, CheckpointExportArgs, CheckpointImportArgs,
+    CheckpointLogArgs, CheckpointVerifyArgs, DeleteArgs, ListArgs, LogsArgs, MachineCommand, Named,
+    RenameArgs, RestartArgs, StartArgs, StopArgs, TryArgs, UndoArgs,
 };
 pub(crate) use system::{CompletionsArgs, HelpArgs};
 

@@ -120,6 +120,9 @@ fn line(entry: &LogEntry) -> String {
     if !entry.message.is_empty() {
         line.push_str(&format!("  \"{}\"", entry.message));
     }
+    if entry.autosave {
+        line.push_str("  autosave");
+    }
     if entry.generation == Some(0) {
         line.push_str("  (this checkpoint)");
     }
@@ -137,6 +140,7 @@ fn describe_entry(entry: &LogEntry) -> Object {
         "taken": format_utc(entry.taken_unix),
         "machine": entry.machine,
         "message": entry.message,
+        "autosave": entry.autosave,
         "data_bytes": entry.data_bytes,
         "gone": entry.gone,
         "damaged": entry.damaged,

@@ -62,6 +62,14 @@ pub(crate) fn object_of(machine: &MachineInfo) -> Value {
             "state": left.saving.word(),
             "reason": saving_failed(&left.saving),
         })),
+        "autosave": machine.autosave.map(|schedule| json!({
+            "every_seconds": schedule.every_seconds,
+            "last": machine.last_autosave.as_ref().map(|last| json!({
+                "at": format_utc(last.unix),
+                "id": last.id,
+                "failed": last.failed,
+            })),
+        })),
         "labels": spec.labels,
         "environment": spec.environment,
         "working_directory": spec.working_directory,

@@ -54,7 +54,7 @@ pub(crate) fn list(engine: &Engine, printer: &Printer, args: &ListArgs) -> Resul
 /// Columns that fit a terminal of 80.
 const NARROW: [&str; 5] = ["NAME", "STATE", "MEM", "FROM", "AGE"];
 /// All columns.
-const WIDE: [&str; 9] = [
+const WIDE: [&str; 10] = [
     "NAME",
     "STATE",
     "BACKEND",
@@ -64,6 +64,7 @@ const WIDE: [&str; 9] = [
     "FROM",
     "CREATED",
     "BRANCHED FROM",
+    "AUTOSAVE",
 ];
 
 fn narrow_row(machine: &MachineInfo, now_unix: u64) -> [String; 5] {
@@ -77,7 +78,7 @@ fn narrow_row(machine: &MachineInfo, now_unix: u64) -> [String; 5] {
     ]
 }
 
-fn wide_row(machine: &MachineInfo) -> [String; 9] {
+fn wide_row(machine: &MachineInfo) -> [String; 10] {
     let spec = &machine.spec;
     let cpus = machine.vcpus.or(spec.cpus);
     [
@@ -96,6 +97,10 @@ fn wide_row(machine: &MachineInfo) -> [String; 9] {
             .branched_from
             .as_ref()
             .map_or_else(|| NOTHING.to_owned(), ToString::to_string),
+        machine.autosave.map_or_else(
+            || NOTHING.to_owned(),
+            |schedule| output::every(schedule.every_seconds),
+        ),
     ]
 }
 
@@ -124,6 +129,20 @@ fn undone(left: &LeftState) -> String {
         Some(reason) => format!("{id} is lost: {reason}"),
         None => format!("{id} {}", left.saving.word()),
     }
+}
+
+/// When it is saved without being asked, and what became of that last.
+fn autosave(machine: &MachineInfo) -> Option<String> {
+    let every = output::every(machine.autosave?.every_seconds);
+    let Some(last) = &machine.last_autosave else {
+        return Some(format!("every {every}"));
+    };
+    let at = format_utc(last.unix);
+    Some(match (&last.id, &last.failed) {
+        (Some(id), _) => format!("every {every}; {at}: {}", describe::short(id)),
+        (None, Some(reason)) => format!("every {every}; {at}: failed: {reason}"),
+        (None, None) => format!("every {every}; {at}: nothing changed"),
+    })
 }
 
 fn lines(machine: &MachineInfo) -> Vec<(&'static str, String)> {
@@ -162,6 +181,7 @@ fn lines(machine: &MachineInfo) -> Vec<(&'static str, String)> {
         ),
         ("head", machine.head.clone()),
         ("undone", machine.left.as_ref().map(undone)),
+        ("autosave", autosave(machine)),
         ("no memory", machine.out_of_memory.clone()),
         ("directory", spec.working_directory.clone()),
     ];

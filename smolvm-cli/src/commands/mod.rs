@@ -2,6 +2,7 @@
 
 mod archive;
 mod attempt;
+mod autosave;
 mod branch;
 mod checkpoint;
 mod copy;
@@ -94,6 +95,7 @@ fn machine(
             let engine = engine().map_err(Failure::around_command)?;
             attempt::attempt(&engine, printer, args).map_err(Failure::around_command)
         }
+        MachineCommand::Autosave(args) => autosave::autosave(&engine()?, printer, args).map(done),
         MachineCommand::Branch(args) => branch::branch(&engine()?, printer, args).map(done),
         MachineCommand::Undo(args) => undo::undo(&engine()?, printer, args).map(done),
     }

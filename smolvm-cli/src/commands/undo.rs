@@ -48,8 +48,13 @@ pub(super) fn usable(name: &MachineName, undone: Undone) -> Result<(), Failure> 
 }
 
 fn lines(name: &MachineName, undone: &Undone) -> Vec<String> {
+    let of = if undone.autosave {
+        ", autosave,"
+    } else {
+        " of"
+    };
     let mut first = format!(
-        "'{name}' is back at {} of {}",
+        "'{name}' is back at {}{of} {}",
         undone.short_id,
         format_utc(undone.taken_unix)
     );
@@ -58,6 +63,11 @@ fn lines(name: &MachineName, undone: &Undone) -> Vec<String> {
     }
     first.push_str(&format!("   {:.2} s", undone.took.as_secs_f64()));
     let mut lines = vec![first];
+    if undone.autosave {
+        lines.push(format!(
+            "  further back: smolvm machine undo --name {name} --to '~1'"
+        ));
+    }
     if let Some(kept) = &undone.kept {
         lines.push(format!(
             "  what it was is {}: smolvm machine undo --name {name} --to {}",
@@ -74,6 +84,7 @@ fn describe(name: &MachineName, undone: &Undone) -> Object {
         "id": undone.id,
         "taken": format_utc(undone.taken_unix),
         "message": undone.message,
+        "autosave": undone.autosave,
         "kept": kept.map(|kept| &kept.id),
         "store": kept.map(|kept| kept.store.display().to_string()),
         "lost": undone.lost,

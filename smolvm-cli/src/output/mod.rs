@@ -23,7 +23,7 @@ pub(crate) use harmless::{ConsoleFilter, harmless};
 pub(crate) use json::{Object, object};
 pub(crate) use progress::Spinner;
 pub(crate) use table::Table;
-pub(crate) use text::{age, bytes, count, milliseconds, seconds, yes_no};
+pub(crate) use text::{age, bytes, count, every, milliseconds, seconds, yes_no};
 
 use crate::args::Refusal;
 use crate::failure::Failure;

@@ -36,6 +36,14 @@ pub(crate) fn age(time: Duration) -> String {
     format!("{} {name}", seconds / length)
 }
 
+/// An interval as it is typed, in its largest unit that says it exactly: `90s`, `5m`, `1h`.
+pub(crate) fn every(seconds: u64) -> String {
+    let exact = |(length, _): &(u64, &str)| seconds > 0 && seconds.is_multiple_of(*length);
+    let unit = [(3600, "h"), (60, "m")].into_iter().find(exact);
+    let (length, name) = unit.unwrap_or((1, "s"));
+    format!("{}{name}", seconds / length)
+}
+
 /// A short time: `6.1 ms`.
 pub(crate) fn milliseconds(time: Duration) -> String {
     format!("{:.1} ms", time.as_secs_f64() * 1e3)
@@ -54,6 +62,14 @@ pub(crate) fn yes_no(value: bool) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn intervals_are_said_as_they_are_typed() {
+        for text in ["1s", "90s", "5m", "61m", "1h", "24h"] {
+            let typed = crate::args::values::duration(text).unwrap();
+            assert_eq!(every(typed.as_secs()), text);
+        }
+    }
 
     #[test]
     fn bytes_are_readable() {

@@ -67,6 +67,13 @@ kill -KILL "$(vmm)"
 m undo > /dev/null 2> err
 grep -q 'is lost' err || fail "a killed VMM is not said: $(cat err)"
 at 3 "a killed VMM"
+kill -STOP "$(vmm)"
+if m checkpoint > /dev/null 2> err; then fail "a stopped VMM was saved"; fi
+grep -q 'is stopped' err || fail "that the VMM is stopped is not said: $(cat err)"
+if m undo 2> err; then fail "the state of a stopped VMM was kept"; fi
+grep -q -- '--discard' err || fail "the way out is not named: $(cat err)"
+m undo --discard > /dev/null
+at 3 "a stopped VMM"
 kill -KILL "$(supervisor)"
 m undo > /dev/null 2> err
 grep -q 'is lost' err || fail "a killed supervisor is not said: $(cat err)"

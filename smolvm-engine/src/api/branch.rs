@@ -277,6 +277,8 @@ impl Common<'_> {
             starts: 0,
             undos: 0,
             branched_from: Some(self.source.clone()),
+            // It saves what it is told to save.
+            autosave: None,
             ..machine
         }
     }

@@ -89,6 +89,8 @@ pub struct LogEntry {
     pub message: String,
     /// Bytes of memory and disk that are not zero.
     pub data_bytes: u64,
+    /// It was saved on the machine's schedule.
+    pub autosave: bool,
     /// In a store: neither a record nor its directory is left.
     pub gone: bool,
     /// Why the point cannot be used; then nothing but its id is known. The others are not affected.
@@ -151,6 +153,7 @@ impl Engine {
             output,
             history: options.history,
             message: options.message.clone(),
+            autosave: false,
         })
     }
 
@@ -247,6 +250,7 @@ pub(super) fn log_entry(entry: &LineageEntry, generation: Option<usize>, gone: b
         machine: entry.machine.clone(),
         message: entry.message.clone(),
         data_bytes: entry.data_bytes,
+        autosave: entry.autosave,
         gone,
         damaged: None,
     }
@@ -285,6 +289,7 @@ mod tests {
             machine: String::new(),
             message: String::new(),
             data_bytes: 0,
+            autosave: false,
         };
         (entry, false)
     }

@@ -94,6 +94,7 @@ impl Engine {
             starts: 0,
             undos: 0,
             branched_from: None,
+            autosave: None,
             spec,
             name,
         };

@@ -315,5 +315,6 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
         starts: 0,
         undos: 0,
         branched_from: None,
+        autosave: None,
     }
 }

@@ -106,6 +106,14 @@ pub enum EngineError {
         /// The name.
         name: MachineName,
     },
+    /// The name that a machine was to be given is another's.
+    #[error("cannot rename {name}: there is a machine {to} already")]
+    NameTaken {
+        /// The machine.
+        name: MachineName,
+        /// The name.
+        to: MachineName,
+    },
     /// The machine's state does not allow it.
     #[error("cannot {operation} {name}: it is {state}")]
     WrongState {
@@ -299,7 +307,7 @@ impl EngineError {
             Self::NoSuchPoint { .. } | Self::NoGeneration { .. } => ErrorCode::NotFound,
             Self::NoPoint { .. } | Self::DiskNotKept { .. } => ErrorCode::State,
             Self::OtherMachine { .. } => ErrorCode::Invalid,
-            Self::MachineExists { .. } => ErrorCode::Exists,
+            Self::MachineExists { .. } | Self::NameTaken { .. } => ErrorCode::Exists,
             Self::Name(_) | Self::Invalid { .. } | Self::WhichMachine { .. } => ErrorCode::Invalid,
             Self::WrongState { .. } | Self::NotBranchable { .. } => ErrorCode::State,
             Self::Backend(_) | Self::Unrestorable { .. } => ErrorCode::Unavailable,
@@ -337,6 +345,14 @@ impl EngineError {
                 ..
             } => Some(format!(
                 "stop it with: smolvm machine stop --name {name}, or delete it with -f"
+            )),
+            Self::WrongState {
+                operation: "rename",
+                name,
+                ..
+            } => Some(format!("stop it with: smolvm machine stop --name {name}")),
+            Self::NameTaken { to, .. } => Some(format!(
+                "choose another name, or give that machine another with: smolvm machine rename {to} NEW"
             )),
             Self::WrongState {
                 operation: "start", ..

@@ -1,7 +1,8 @@
 //! What is known about a machine.
 
+use super::autosave::LastAutosave;
 use crate::channel::control::{KeptStatus, LiveStatus};
-use crate::machine::{MachineFile, MachineOrigin, MachineSpec, RecordedState};
+use crate::machine::{AutosaveSchedule, MachineFile, MachineOrigin, MachineSpec, RecordedState};
 use crate::name::MachineName;
 
 /// The state of a machine.
@@ -77,6 +78,10 @@ pub struct MachineInfo {
     pub out_of_memory: Option<String>,
     /// The state that the last undo left, since the machine was started.
     pub left: Option<LeftState>,
+    /// When it is saved without being asked.
+    pub autosave: Option<AutosaveSchedule>,
+    /// The last such save since the machine was started.
+    pub last_autosave: Option<LastAutosave>,
 }
 
 /// A state that an undo left: is it saved?
@@ -149,6 +154,11 @@ pub(super) fn describe(file: MachineFile, running: bool, live: Option<LiveStatus
         started_unix: live.as_ref().map(|live| live.started_unix),
         ready: live.as_ref().is_some_and(|live| live.answers),
         out_of_memory: live.as_ref().and_then(|live| live.out_of_memory.clone()),
+        autosave: file.autosave,
+        last_autosave: live
+            .as_ref()
+            .and_then(|live| live.autosave.clone())
+            .map(LastAutosave::from),
         left: live.and_then(|live| live.kept).map(left_state),
     }
 }

@@ -1,6 +1,7 @@
 //! The engine: machines of one home.
 
 mod archive;
+mod autosave;
 mod branch;
 mod checkpoint;
 mod console;
@@ -37,6 +38,7 @@ use crate::machine::{MachineDir, MachineFile, RecordedState};
 use crate::name::MachineName;
 
 pub use self::archive::{Archived, ExportOptions};
+pub use self::autosave::LastAutosave;
 pub use self::branch::{BranchChild, BranchOptions, Branched, MAX_BRANCH_CHILDREN};
 pub use self::checkpoint::{Checkpoint, CheckpointOptions, LogEntry};
 pub use self::control::AgentConnection;
@@ -243,6 +245,12 @@ impl Engine {
     pub fn rename(&self, name: &MachineName, to: &MachineName) -> Result<(), EngineError> {
         let dir = self.dir(name);
         self.read(name)?;
+        if name == to {
+            return Err(EngineError::Invalid {
+                what: format!("{name} has that name already"),
+                hint: None,
+            });
+        }
         let _operation = dir.lock_operation()?;
         self.read(name)?;
         if dir.is_running()? {
@@ -257,7 +265,8 @@ impl Engine {
         match rustix::fs::renameat_with(cwd, dir.path(), cwd, &target, flags) {
             Ok(()) => {}
             Err(rustix::io::Errno::EXIST) => {
-                return Err(EngineError::MachineExists { name: to.clone() });
+                let (name, to) = (name.clone(), to.clone());
+                return Err(EngineError::NameTaken { name, to });
             }
             Err(error) => return Err(FileError::at("rename to", &target)(error).into()),
         }

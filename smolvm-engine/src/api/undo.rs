@@ -45,6 +45,8 @@ pub struct Undone {
     pub taken_unix: u64,
     /// The user's message at that point.
     pub message: String,
+    /// That point is an autosave.
+    pub autosave: bool,
     /// The state that was left, as a point.
     pub kept: Option<KeptState>,
     /// Why that state could not be kept although it was to be.
@@ -126,6 +128,7 @@ impl Engine {
             short_id: point.id().short(),
             taken_unix: point.record().taken.seconds,
             message: point.record().message.clone(),
+            autosave: point.record().autosave,
             kept: left.kept,
             lost: left.lost,
             in_place: is_in_place,
@@ -204,6 +207,7 @@ impl Engine {
             output: None,
             history: crate::api::DEFAULT_HISTORY,
             message: String::new(),
+            autosave: false,
         });
         let mut phases = Phases::new(progress);
         let request = Control::Undo(UndoRequest {

@@ -36,6 +36,8 @@ pub(crate) enum Control {
     Branch(BranchRequest),
     /// Wait until nothing is being saved.
     Settle,
+    /// The machine's file says anew when it is saved without being asked.
+    AutosaveSet,
 }
 
 /// How to save.
@@ -49,6 +51,28 @@ pub(crate) struct CheckpointRequest {
     pub(crate) history: usize,
     /// The user's message.
     pub(crate) message: String,
+    /// Nobody asked for it: it is on the machine's schedule.
+    pub(crate) autosave: bool,
+}
+
+/// What became of the last save that was on the machine's schedule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AutosaveNote {
+    /// Seconds since 1970.
+    pub(crate) unix: u64,
+    /// How it went.
+    pub(crate) outcome: AutosaveOutcome,
+}
+
+/// How a save went that was on the machine's schedule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum AutosaveOutcome {
+    /// It is the point of this full id.
+    Saved(String),
+    /// The machine is what it was at its head.
+    Unchanged,
+    /// Why not.
+    Failed(String),
 }
 
 /// How to leave a machine for a point.
@@ -181,6 +205,8 @@ pub(crate) struct LiveStatus {
     pub(crate) out_of_memory: Option<String>,
     /// The state that the last undo left, by full id.
     pub(crate) kept: Option<(String, KeptStatus)>,
+    /// The last save that was on the machine's schedule, in this run.
+    pub(crate) autosave: Option<AutosaveNote>,
 }
 
 /// Why a guest that runs is not ready.

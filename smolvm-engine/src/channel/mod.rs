@@ -100,6 +100,11 @@ pub(crate) fn send_within<M: Serialize>(
     Err(ChannelError::Busy)
 }
 
+/// Whether there is something to be received, or nothing will be any more; waits for at most `patience`.
+pub(crate) fn is_readable(socket: &UnixStream, patience: Duration) -> Result<bool, ChannelError> {
+    Ok(raw::is_readable(socket, patience)?)
+}
+
 /// Receives the next message.
 pub(crate) fn receive<M: DeserializeOwned>(
     mut socket: &UnixStream,

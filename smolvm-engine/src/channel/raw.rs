@@ -60,12 +60,21 @@ pub(super) fn receive_with_descriptors(
 
 /// Waits for at most `patience` until the socket takes bytes, or is closed at the other end.
 pub(super) fn is_writable(socket: &UnixStream, patience: Duration) -> io::Result<bool> {
+    is_ready(socket, PollFlags::OUT, patience)
+}
+
+/// Waits for at most `patience` until the socket has bytes, or is closed at the other end.
+pub(super) fn is_readable(socket: &UnixStream, patience: Duration) -> io::Result<bool> {
+    is_ready(socket, PollFlags::IN, patience)
+}
+
+fn is_ready(socket: &UnixStream, wanted: PollFlags, patience: Duration) -> io::Result<bool> {
     let patience = Timespec {
         tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: patience.subsec_nanos().into(),
     };
     loop {
-        match poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&patience)) {
+        match poll(&mut [PollFd::new(socket, wanted)], Some(&patience)) {
             Err(rustix::io::Errno::INTR) => {}
             result => return Ok(result? > 0),
         }

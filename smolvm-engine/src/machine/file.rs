@@ -58,6 +58,26 @@ pub(crate) struct MachineFile {
     /// The machine that it is a branch of.
     #[serde(default)]
     pub(crate) branched_from: Option<MachineName>,
+    /// When it is saved without being asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) autosave: Option<AutosaveSchedule>,
+}
+
+/// When a machine that runs is saved without being asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AutosaveSchedule {
+    /// Seconds between two looks whether anything changed.
+    pub every_seconds: u64,
+}
+
+impl AutosaveSchedule {
+    /// As often as this.
+    pub fn every(seconds: u64) -> Self {
+        Self {
+            every_seconds: seconds,
+        }
+    }
 }
 
 #[cfg(test)]

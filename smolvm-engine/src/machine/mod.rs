@@ -20,7 +20,7 @@ pub(crate) use chunk_source::{ChunkSource, is_damage};
 pub use dir::MachineDirError;
 pub(crate) use dir::{MachineDir, RunLock, TEMPORARY_PREFIX, replace_file, sync_directory};
 pub(crate) use disk::create_overlay;
-pub use file::{DEFAULT_HISTORY, MachineOrigin};
+pub use file::{AutosaveSchedule, DEFAULT_HISTORY, MachineOrigin};
 pub(crate) use file::{DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState};
 pub(crate) use link::{link_machine, link_or_copy};
 pub(crate) use log_file::{BoundedLog, open_log};

@@ -94,6 +94,7 @@ impl Generation {
                 machine: String::new(),
                 message: String::new(),
                 data_bytes: 0,
+                autosave: false,
             },
         }
     }

@@ -48,6 +48,14 @@ fn listed(processes: Processes) -> ProcessList {
     listed
 }
 
+/// Why a machine is saved.
+pub(crate) struct Why<'a> {
+    /// The user's message.
+    pub(crate) message: &'a str,
+    /// It is on the machine's schedule.
+    pub(crate) autosave: bool,
+}
+
 /// Everything that consists of chunks.
 pub(crate) struct Parts {
     pub(crate) memory: Vec<MemoryRegion>,
@@ -59,7 +67,7 @@ pub(crate) struct Parts {
 pub(crate) fn assemble(
     machine: &MachineFile,
     host: Host<'_>,
-    message: &str,
+    why: Why<'_>,
     taken: WallTime,
     states: Vec<StateRecord>,
     parts: Parts,
@@ -68,7 +76,7 @@ pub(crate) fn assemble(
     Ok(PointRecord {
         machine: machine.name.to_string(),
         taken,
-        message: message.to_owned(),
+        message: why.message.to_owned(),
         parent: machine.head.as_deref().map(str::parse).transpose()?,
         host: HostContract {
             guest_os: GuestOs::Linux,
@@ -90,6 +98,7 @@ pub(crate) fn assemble(
         data_bytes: 0,
         in_flight: Vec::new(),
         processes: host.processes.map(listed),
+        autosave: why.autosave,
     })
 }
 

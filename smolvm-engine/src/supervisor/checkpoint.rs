@@ -6,6 +6,7 @@ mod dialogue;
 mod error;
 mod head;
 mod publication;
+mod quiet;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -13,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use agent_protocol::message::Processes;
+use agent_protocol::message::{Activity, Processes};
 use cas_store::{Capture, CaptureOptions, Leftover, MAX_PACKS_PER_POINT, PackSet, Store};
 use snapshot_format::{Point, StateRecord};
 
@@ -22,6 +23,7 @@ use self::dialogue::Switched;
 pub(crate) use self::error::CheckpointError;
 use self::head::Merged;
 use self::publication::NewPoint;
+use self::quiet::{LayerStamp, Quiet, is_unchanged};
 use super::shared::Shared;
 use super::tidy;
 use super::undo::WayBack;
@@ -51,6 +53,8 @@ pub(super) struct CaptureState {
     pub(super) sparse: bool,
     /// The layer that the VMM's disk writes to, by name, as far as is known.
     pub(super) vmm_top: Option<String>,
+    /// What tells whether anything changed since the head was saved.
+    pub(super) quiet: Option<Quiet>,
 }
 
 /// Told about progress: phase, bytes done, bytes in total if known. `false` cancels.
@@ -69,6 +73,22 @@ pub(super) fn checkpoint(
     save(shared, request, progress, &mut state, Beside::Nothing)
 }
 
+/// Saves the machine, unless it is what it was at its head.
+pub(super) fn checkpoint_if_changed(
+    shared: &Shared,
+    request: &CheckpointRequest,
+    progress: OnProgress<'_>,
+) -> Result<Option<CheckpointDone>, CheckpointError> {
+    let mut state = shared
+        .capture
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    if is_unchanged(shared, &state) {
+        return Ok(None);
+    }
+    save(shared, request, progress, &mut state, Beside::Nothing).map(Some)
+}
+
 /// Brings the machine's packs down to what it needs, if they are worth it. For when nobody waits; what is killed in between
 /// costs room only.
 pub(super) fn compact_packs(shared: &Shared) {
@@ -84,7 +104,7 @@ pub(super) fn compact_packs(shared: &Shared) {
         Ok(None) => return,
         Err(error) => return tracing::warn!(%error, "packs are not compacted"),
     };
-    let go_on = || !shared.has_ended();
+    let go_on = || !shared.has_ended() && !shared.is_undo_wanted();
     match tidy::compact(&shared.dir, &machine, state.begun_at.as_deref(), &go_on) {
         Ok(done) => tracing::info!(?done, "packs were compacted"),
         Err(error) => {
@@ -149,6 +169,7 @@ fn save(
     if shared.rebooted.swap(false, Ordering::SeqCst) {
         state.base = None;
     }
+    state.quiet = None;
     let store = Store::open(&request.store)?;
     let machine_packs = PackSet::open([shared.dir.packs()]);
     let options = CaptureOptions {
@@ -162,12 +183,15 @@ fn save(
     Phase::CaptureBegun.reached();
     // An undo asks nothing of a guest that may be broken.
     let synced = match way_back {
+        // Nobody waits for an autosave, and the next one is told by this what has changed.
+        None if request.autosave => shared.sync_guest(quiet::ASK_PATIENCE),
         None => shared.sync_guest(SYNC_PATIENCE),
         Some(_) => None,
     };
 
     let mut run = Run {
         output,
+        activity: synced.as_ref().and_then(|report| report.activity),
         processes: synced.map(|report| report.processes),
         share: memory.is_some(),
         ..Run::new(shared)
@@ -184,6 +208,10 @@ fn save(
     if way_back.is_some_and(|way_back| way_back.has_left()) {
         // Its disk is another.
         return result;
+    }
+    let (activity, top, empty) = (run.activity, run.added_layer.clone(), run.empty_top);
+    if result.is_ok() && run.switched == Switched::Yes {
+        state.quiet = Quiet::new(activity, top, empty);
     }
     run.note_top(state);
     if let Some(memory) = memory {
@@ -208,6 +236,10 @@ struct Run<'a> {
     /// The checkpoint directory, where one is asked for.
     output: Option<Output>,
     shared: &'a Shared,
+    /// What had run in the guest just before.
+    activity: Option<Activity>,
+    /// The disk's new top before anything was written to it.
+    empty_top: Option<LayerStamp>,
     /// What ran in the guest, as its agent listed it.
     processes: Option<Processes>,
     /// The capture's socket, once the VMM has its other end.
@@ -239,6 +271,8 @@ impl<'a> Run<'a> {
         Self {
             output: None,
             shared,
+            activity: None,
+            empty_top: None,
             processes: None,
             socket: None,
             switched: Switched::Unknown,
@@ -276,6 +310,8 @@ impl Run<'_> {
         } = job;
         let mut machine = self.add_layer()?;
         self.added_layer = machine.disk.layers.last().cloned();
+        let top = self.added_layer.as_ref();
+        self.empty_top = top.and_then(|top| LayerStamp::of(self.shared, top));
         self.add_merged(state, &mut machine)?;
         Phase::LayerAdded.reached();
         let base = state.base.clone();
@@ -310,7 +346,10 @@ impl Run<'_> {
                 agent_protocol: self.shared.dialer.spoken(),
                 processes: self.processes.take(),
             },
-            &request.message,
+            record::Why {
+                message: &request.message,
+                autosave: request.autosave,
+            },
             instant.taken,
             to_records(instant.states),
             record::Parts { memory, disk, boot },

@@ -4,6 +4,7 @@
 //! guest's agent, answers commands on the control socket, and records how the machine ended.
 
 mod agent;
+mod autosave;
 mod checkpoint;
 mod end_record;
 mod guest_log;

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use snapshot_format::{CheckpointId, InvalidId, Point};
 use thiserror::Error;
 
+use super::autosave;
 use super::checkpoint::CaptureState;
 use super::end_record::{damaged, record_end};
 use super::identity::IdentityError;
@@ -224,6 +225,7 @@ fn start(
     let base = base.filter(|_| machine.branchable);
     let shared = Arc::new(Shared {
         dir: dir.clone(),
+        default_store: home.store(),
         vmm_socket: Mutex::new(vmm.socket.try_clone().map_err(ChannelError::Io)?),
         backend: backend.to_string(),
         vcpus,
@@ -239,6 +241,7 @@ fn start(
             begun_at,
             base,
             vmm_top: machine.disk.layers.last().cloned(),
+            quiet: None,
         }),
         dialer: vmm.dialer.clone(),
         live: Mutex::default(),
@@ -309,6 +312,7 @@ fn supervise(shared: &Arc<Shared>, mut vmm: VmmHandle, starter: UnixStream) {
     if let Err(error) = setup {
         tracing::error!(%error, "the guest is not set up");
     }
+    autosave::spawn(shared);
     let reason = follow(shared, &vmm.socket);
     shared.change(|live| live.end = Some(reason.clone()));
     if !vmm.reap(VMM_END_PATIENCE) {

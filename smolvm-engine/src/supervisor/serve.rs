@@ -100,12 +100,7 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
                     compact_packs(shared);
                 }
                 Err(error) => {
-                    let hint = full_hint(&error).map(|hint| {
-                        format!(
-                            "{hint}, or choose another with --store and -o; the machine runs on"
-                        )
-                    });
-                    let message = chain(&error);
+                    let (message, hint) = (chain(&error), error.hint());
                     reply(connection, &ControlReply::Failed { message, hint }, &[]);
                 }
             }
@@ -143,6 +138,10 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
         }
         Control::Settle => {
             drop(shared.capture.lock());
+            reply(connection, &ControlReply::Done, &[]);
+        }
+        Control::AutosaveSet => {
+            shared.change(|live| live.autosaves_set += 1);
             reply(connection, &ControlReply::Done, &[]);
         }
         Control::ConsoleInput(bytes) => match shared.tell_vmm(&ToVmm::ConsoleInput(bytes), &[]) {
@@ -196,6 +195,7 @@ fn status(shared: &Arc<Shared>, ping: bool) -> LiveStatus {
         started_unix: shared.started_unix,
         out_of_memory: shared.out_of_memory(),
         kept: shared.kept(),
+        autosave: shared.last_autosave(),
     }
 }
 

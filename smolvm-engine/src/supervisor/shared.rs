@@ -2,6 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use super::agent::AgentDialer;
 use super::checkpoint::CaptureState;
-use crate::channel::control::{KeptStatus, Trouble};
+use crate::channel::control::{AutosaveNote, KeptStatus, Trouble};
 use crate::channel::messages::{EndReason, ToVmm};
 use crate::channel::{self, ChannelError};
 use crate::error_chain::chain;
@@ -21,12 +22,16 @@ use crate::machine::MachineDir;
 const QUIT_PATIENCE: Duration = Duration::from_secs(5);
 /// How many may wait for the agent to answer: one that does not could collect any number.
 const MAX_PINGS: usize = 8;
+/// How long a VMM that is waited for may be stopped by a signal before it is taken to stay so.
+pub(super) const STOPPED_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the VMM may take to take a message.
 const VMM_SEND_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the supervisor's threads share.
 pub(super) struct Shared {
     pub(super) dir: MachineDir,
+    /// The home's store.
+    pub(super) default_store: PathBuf,
     pub(super) dialer: AgentDialer,
     pub(super) vmm_socket: Mutex<UnixStream>,
     pub(super) backend: String,
@@ -73,6 +78,12 @@ pub(super) struct Live {
     pub(super) commands: usize,
     /// Those of them that save: they go on after the machine's end.
     pub(super) saves: usize,
+    /// How often the schedule of autosaves was set.
+    pub(super) autosaves_set: u64,
+    /// What became of the last of them.
+    pub(super) autosave: Option<AutosaveNote>,
+    /// Undos that wait for a save to end.
+    pub(super) undos_wanted: usize,
     /// How many wait for the agent to answer.
     pub(super) pings: usize,
     /// The VMM was told to end, or is being killed.
@@ -100,6 +111,15 @@ pub(super) struct PingGuard(Arc<Shared>);
 impl Drop for PingGuard {
     fn drop(&mut self) {
         self.0.change(|live| live.pings -= 1);
+    }
+}
+
+/// An undo that waits for its turn.
+pub(super) struct UndoGuard(Arc<Shared>);
+
+impl Drop for UndoGuard {
+    fn drop(&mut self) {
+        self.0.change(|live| live.undos_wanted -= 1);
     }
 }
 
@@ -245,6 +265,14 @@ impl Shared {
         self.live().kept.clone()
     }
 
+    pub(super) fn last_autosave(&self) -> Option<AutosaveNote> {
+        self.live().autosave.clone()
+    }
+
+    pub(super) fn autosaves_set(&self) -> u64 {
+        self.live().autosaves_set
+    }
+
     pub(super) fn out_of_memory(&self) -> Option<String> {
         self.live().out_of_memory.clone()
     }
@@ -286,8 +314,8 @@ impl Shared {
     /// Ends the VMM, in order if it obeys, else by force.
     pub(super) fn quit_vmm(&self) {
         self.change(|live| live.quitting = true);
-        // A VMM that is gone needs no message.
-        let told = self.tell_vmm(&ToVmm::Quit, &[]).is_ok();
+        // A VMM that is gone needs no message, one that is stopped hears none.
+        let told = !self.is_vmm_stopped() && self.tell_vmm(&ToVmm::Quit, &[]).is_ok();
         if !(told && self.wait_end(QUIT_PATIENCE)) {
             self.kill_vmm();
         }
@@ -304,6 +332,27 @@ impl Shared {
         }
     }
 
+    /// Whether a signal has stopped the VMM's process: it says nothing until another one lets it go on.
+    pub(super) fn is_vmm_stopped(&self) -> bool {
+        if self.vmm_pid == 0 {
+            return false;
+        }
+        // It is a child that is not collected yet: its id is its own.
+        let stat = std::fs::read(format!("/proc/{}/stat", self.vmm_pid));
+        stat.is_ok_and(|stat| is_stopped(&stat))
+    }
+
+    /// Notes that an undo waits: a save that has not reached its moment makes room.
+    pub(super) fn begin_undo(self: &Arc<Self>) -> UndoGuard {
+        self.change(|live| live.undos_wanted += 1);
+        UndoGuard(self.clone())
+    }
+
+    /// Whether an undo waits.
+    pub(super) fn is_undo_wanted(&self) -> bool {
+        self.live().undos_wanted > 0
+    }
+
     /// Ends the machine because of something that its guest did.
     pub(super) fn condemn(&self, verdict: String) {
         tracing::error!(%verdict, "the machine is ended");
@@ -311,5 +360,28 @@ impl Shared {
             live.verdict.get_or_insert(verdict);
         });
         self.quit_vmm();
+    }
+}
+
+/// Whether `/proc/PID/stat` tells of a process that a signal or a debugger has stopped. Its name, in parentheses, may hold
+/// anything.
+fn is_stopped(stat: &[u8]) -> bool {
+    let name_ends = stat.iter().rposition(|&byte| byte == b')');
+    let state = name_ends.and_then(|end| stat.get(end + 2));
+    matches!(state, Some(b'T' | b't'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stopped_processes_are_told_from_others_whatever_their_name() {
+        assert!(is_stopped(b"42 (smolvm) T 1 42 42 0 -1"));
+        assert!(is_stopped(b"42 (a) R (b) t 1 42"));
+        assert!(!is_stopped(b"42 (x) T) S 1 42"));
+        for cut in [&b""[..], b"42", b"42 (smolvm)", b"42 (smolvm) "] {
+            assert!(!is_stopped(cut));
+        }
     }
 }

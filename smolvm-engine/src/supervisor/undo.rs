@@ -10,13 +10,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use snapshot_format::{CheckpointId, Point};
 use thiserror::Error;
 
 use super::checkpoint::{CaptureState, CheckpointError, OnProgress, keep};
-use super::shared::{Live, Shared};
+use super::shared::{Live, STOPPED_PATIENCE, Shared};
 use crate::channel::control::{
     KeptPoint, KeptStatus, StartReport, Trouble, UndoAnswer, UndoRequest,
 };
@@ -34,6 +34,8 @@ use crate::restore::{HeldPoint, PlaceError, PreparedDisk, prepare_disk};
 const END_PATIENCE: Duration = Duration::from_secs(1);
 /// How long the VMM may take for a step.
 const VMM_PATIENCE: Duration = Duration::from_secs(60);
+/// How often a step that is waited for looks at the VMM.
+const VMM_LOOK: Duration = Duration::from_millis(100);
 /// How often somebody who waits for the guest's set-up looks.
 const LOOK: Duration = Duration::from_secs(60);
 
@@ -52,6 +54,8 @@ pub(super) enum InPlaceError {
     Channel(#[from] ChannelError),
     #[error("the machine is gone")]
     Gone,
+    #[error("its VMM is stopped by a signal")]
+    Stopped,
     #[error("the VMM: {0}")]
     Vmm(String),
 }
@@ -71,10 +75,12 @@ pub(super) fn undo(
     progress: OnProgress<'_>,
     answer: OnAnswer<'_>,
 ) -> Result<(), CheckpointError> {
+    let waits = shared.begin_undo();
     let mut state = shared
         .capture
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
+    drop(waits);
     let mut way_back = WayBack {
         shared,
         request,
@@ -226,6 +232,7 @@ impl WayBack<'_> {
         let machine = dir.read()?.ok_or(InPlaceError::Gone)?;
         let prepared = prepare_disk(dir, &machine, &target)?;
         let top = prepared.layer_name();
+        state.quiet = None;
         let rebooted = shared.rebooted.swap(false, Ordering::SeqCst);
         let base = state.base.take().filter(|_| !rebooted);
         let base = base.map(|base| dir.records().join(record_file_name(&base.id())));
@@ -249,14 +256,14 @@ impl WayBack<'_> {
         });
         shared.tell_vmm(&message, &descriptors)?;
         drop(theirs);
-        let GoBackEvent::Ready = hear(&ours)? else {
+        let GoBackEvent::Ready = hear(shared, &ours)? else {
             return Err(InPlaceError::Vmm("an unexpected answer".to_owned()));
         };
         self.decide(&ours, prepared, &target)?;
         let GoBackEvent::Back {
             pause_micros,
             chunks,
-        } = hear(&ours)?
+        } = hear(shared, &ours)?
         else {
             return Err(InPlaceError::Vmm("an unexpected answer".to_owned()));
         };
@@ -330,7 +337,16 @@ fn open(path: &Path, options: &OpenOptions) -> Result<File, FileError> {
 }
 
 /// What the VMM says next.
-fn hear(socket: &UnixStream) -> Result<GoBackEvent, InPlaceError> {
+fn hear(shared: &Shared, socket: &UnixStream) -> Result<GoBackEvent, InPlaceError> {
+    let since = Instant::now();
+    while !channel::is_readable(socket, VMM_LOOK)? {
+        if since.elapsed() > STOPPED_PATIENCE && shared.is_vmm_stopped() {
+            return Err(InPlaceError::Stopped);
+        }
+        if since.elapsed() > VMM_PATIENCE {
+            return Err(InPlaceError::Vmm("it does not answer".to_owned()));
+        }
+    }
     match channel::receive(socket)?.message {
         GoBackEvent::Failed { message, .. } => Err(InPlaceError::Vmm(message)),
         event => Ok(event),

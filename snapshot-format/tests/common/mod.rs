@@ -95,6 +95,7 @@ pub(crate) fn full_record() -> PointRecord {
             processes: vec![process(1, 0, "/smolvm-agent"), process(77, 1, "sleep 5")],
             unlisted: 3,
         }),
+        autosave: false,
     }
 }
 

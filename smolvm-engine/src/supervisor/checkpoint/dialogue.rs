@@ -17,6 +17,7 @@ use crate::channel::{self as socket_channel, ChannelError};
 use crate::file_error::FileError;
 use crate::machine::MachineFile;
 use crate::save::chunk_sink::ChunkSink;
+use crate::supervisor::shared::STOPPED_PATIENCE;
 
 /// Slots of the window between VMM and supervisor: 64 MiB.
 const WINDOW_SLOTS: u32 = 1024;
@@ -57,6 +58,9 @@ impl Run<'_> {
                     }
                     if !progress("memory", sink.seen_bytes(), total) {
                         return Err(CheckpointError::Cancelled);
+                    }
+                    if instant.is_none() && !how.stay && self.shared.is_undo_wanted() {
+                        return Err(CheckpointError::Undone);
                     }
                 }
                 CaptureEvent::Frozen {
@@ -131,6 +135,10 @@ impl Run<'_> {
                 if self.shared.is_quitting() {
                     return Err(CheckpointError::Ended);
                 }
+                if since.elapsed() > STOPPED_PATIENCE && self.shared.is_vmm_stopped() {
+                    let pid = self.shared.vmm_pid;
+                    return Err(CheckpointError::VmmStopped { pid });
+                }
                 if since.elapsed() > VMM_PATIENCE {
                     let silent = "it does not answer".to_owned();
                     return Err(CheckpointError::Vmm(silent));
@@ -143,17 +151,8 @@ impl Run<'_> {
 
     /// Whether there is something to be read, or nothing will be any more; waits a moment.
     fn wait_readable(&self) -> Result<bool, CheckpointError> {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let socket = self.socket.as_ref().ok_or(CheckpointError::Ended)?;
-        let wait = Timespec {
-            tv_sec: 0,
-            tv_nsec: LOOK.subsec_nanos().into(),
-        };
-        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&wait)) {
-            Ok(ready) => Ok(ready > 0),
-            Err(rustix::io::Errno::INTR) => Ok(false),
-            Err(error) => Err(ChannelError::Io(error.into()).into()),
-        }
+        Ok(socket_channel::is_readable(socket, LOOK)?)
     }
 
     /// Reads a message that has begun to come.
@@ -221,6 +220,7 @@ impl Run<'_> {
         let since = Instant::now();
         while since.elapsed() < VMM_PATIENCE && !self.shared.is_quitting() {
             match self.wait_readable() {
+                Ok(false) if self.shared.is_vmm_stopped() => return false,
                 Ok(true) => match self.hear() {
                     Ok(_) => {}
                     Err(CheckpointError::Ended) => return true,

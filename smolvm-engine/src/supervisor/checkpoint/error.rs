@@ -4,6 +4,7 @@ use cas_store::StoreError;
 use thiserror::Error;
 
 use crate::channel::ChannelError;
+use crate::error_chain::full_hint;
 use crate::file_error::FileError;
 use crate::machine::{BaseMapError, MachineDirError};
 use crate::point::PointError;
@@ -25,6 +26,14 @@ pub(crate) enum CheckpointError {
     Ended,
     #[error("the VMM: {0}")]
     Vmm(String),
+    /// Nothing is answered until somebody lets it go on.
+    #[error("its VMM, process {pid}, is stopped")]
+    VmmStopped {
+        /// Its process id.
+        pid: u32,
+    },
+    #[error("it goes back to another point before it was saved")]
+    Undone,
     #[error("the VMM does not answer")]
     Channel(#[from] ChannelError),
     #[error(transparent)]
@@ -43,4 +52,16 @@ pub(crate) enum CheckpointError {
     Cancelled,
     #[error("it keeps no track of changes")]
     Untracked,
+}
+
+impl CheckpointError {
+    /// The next step, where there is one.
+    pub(crate) fn hint(&self) -> Option<String> {
+        match self {
+            Self::VmmStopped { pid } => Some(format!("let it go on with: kill -CONT {pid}")),
+            error => full_hint(error).map(|hint| {
+                format!("{hint}, or choose another with --store and -o; the machine runs on")
+            }),
+        }
+    }
 }
