@@ -108,32 +108,39 @@ impl ForeignFormat {
             stream if stream == STREAM_NAME => "FILE".into(),
             path => path,
         };
-        let import = "smolvm image import NAME";
         match self {
             Self::FileSystem(_) => {
-                format!("as root: mount -o ro,loop {path} /mnt && {import} /mnt; umount /mnt")
+                format!(
+                    "as root: mount -o ro,loop {path} /mnt && smolvm image import NAME /mnt; umount /mnt"
+                )
             }
             Self::Partitions => format!(
-                "as root: losetup -rPf --show {path}, mount the partition that it shows on /mnt, then: {import} /mnt"
+                "as root: losetup -rPf --show {path}, mount the partition that it shows on /mnt, then: smolvm image import NAME /mnt"
             ),
             Self::VirtualDisk(_) => {
-                format!("virt-tar-out -a {path} / - | {import} - (Debian package guestfs-tools)")
+                format!(
+                    "virt-tar-out -a {path} / - | smolvm image import NAME - (Debian package guestfs-tools)"
+                )
             }
             Self::Squashfs => format!(
-                "as root: unsquashfs -d root {path} && {import} root (Debian package squashfs-tools)"
+                "as root: unsquashfs -d root {path} && smolvm image import NAME root (Debian package squashfs-tools)"
             ),
             Self::Archive(_, program) => {
                 format!(
-                    "unpack it into an empty directory with {program}, then: {import} DIRECTORY"
+                    "unpack it into an empty directory with {program}, then: smolvm image import NAME DIRECTORY"
                 )
             }
-            Self::Compressed(_, program) => format!("{program} < {path} | {import} -"),
+            Self::Compressed(_, program) => {
+                format!("{program} < {path} | smolvm image import NAME -")
+            }
             Self::Package(_, program) => format!(
                 "if it is a kernel: smolvm kernel import NAME {path}; else unpack it into a directory with {program} and import that"
             ),
             Self::Executable => format!("if it is a kernel: smolvm kernel import NAME {path}"),
             Self::Zeros => {
-                format!("make it again from a directory: tar -C DIRECTORY -c . | {import} -")
+                format!(
+                    "make it again from a directory: tar -C DIRECTORY -c . | smolvm image import NAME -"
+                )
             }
         }
     }

@@ -60,7 +60,7 @@ fn what_is_not_there_yet_is_refused() {
     for line in [
         "machine branch --from a --name b --hold",
         "machine branch-release --name b",
-        "machine autosave --every 5m",
+        "machine autosave --every 5m --keep-last 3",
         "machine pause --name a",
         "machine resume --name a",
         "machine checkpoint-diff a b",
@@ -125,7 +125,8 @@ fn suggestions_name_only_what_there_is() {
     let home = Home::new();
     for (line, suggested) in [
         ("machine stat", Some("start")),
-        ("machine autosav", None),
+        ("machine autosav", Some("autosave")),
+        ("machine tre", None),
         ("machine branc", Some("branch")),
         ("serv", None),
         ("machine checkpoint-lo", Some("checkpoint-log")),
@@ -136,7 +137,7 @@ fn suggestions_name_only_what_there_is() {
         match suggested {
             Some(word) => assert!(stderr.contains(word), "{line}: {stderr}"),
             None => assert!(
-                !stderr.contains("autosave") && !stderr.contains("serve"),
+                !stderr.contains("tree") && !stderr.contains("serve"),
                 "{stderr}"
             ),
         }
