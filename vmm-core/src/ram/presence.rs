@@ -176,7 +176,7 @@ impl Presence {
         source: Arc<dyn FillSource>,
     ) {
         let mut filling = self.lock();
-        filling.source = Some(source);
+        filling.source = Some(source.clone());
         filling.epoch += 1;
         filling.lost = None;
         filling.first_uses.clear();
@@ -189,6 +189,8 @@ impl Presence {
                 self.states[index].store(ABSENT, Ordering::Release);
             }
         }
+        // The last chunk of the fill before may have arrived meanwhile, and taken the source away.
+        filling.source = Some(source);
         for chunk in chunks {
             if let Some(state) = self.states.get(chunk.0)
                 && state.swap(ABSENT, Ordering::AcqRel) == PRESENT
@@ -448,6 +450,51 @@ mod tests {
             assert_eq!(byte(&ram, 2).unwrap(), 41);
         });
         assert_eq!(byte(&ram, 1).unwrap(), 40);
+    }
+
+    #[test]
+    fn the_end_of_a_fill_takes_no_source_from_the_next() {
+        struct Of(u8);
+        impl FillSource for Of {
+            fn read_chunk(
+                &self,
+                _: ChunkIndex,
+                into: &mut [u8],
+            ) -> Result<(), Box<dyn Error + Send + Sync>> {
+                into.fill(self.0);
+                Ok(())
+            }
+        }
+        let presence = Presence::new(4);
+        let ensure = |chunk: usize, place: &dyn Fn(&[u8])| {
+            let gpa = Gpa(chunk as u64 * CHUNK_BYTES);
+            presence.ensure(ChunkIndex(chunk), gpa, Asked::Ahead, place)
+        };
+        presence.begin([ChunkIndex(1)], Arc::new(Of(1)));
+        let (placing, is_placing) = channel();
+        let (go_on, may_go_on) = channel();
+        std::thread::scope(|scope| {
+            let presence = &presence;
+            scope.spawn(move || {
+                let place = |_: &[u8]| {
+                    placing.send(()).unwrap();
+                    may_go_on.recv().unwrap();
+                };
+                let gpa = Gpa(CHUNK_BYTES);
+                presence
+                    .ensure(ChunkIndex(1), gpa, Asked::Ahead, place)
+                    .unwrap();
+            });
+            is_placing.recv().unwrap();
+            scope.spawn(|| presence.begin([ChunkIndex(2)], Arc::new(Of(2))));
+            // It holds the lock until it waits for the chunk that is being placed.
+            while presence.lock().epoch != 2 {
+                std::thread::yield_now();
+            }
+            go_on.send(()).unwrap();
+        });
+        ensure(2, &|bytes| assert_eq!(bytes[0], 2)).unwrap();
+        assert!(presence.is_complete());
     }
 
     #[test]
