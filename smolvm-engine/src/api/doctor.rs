@@ -93,8 +93,7 @@ impl Engine {
     pub fn doctor(&self) -> Report {
         let mut findings: Vec<Finding> = PREFERENCE.into_iter().map(backend_finding).collect();
         let root = self.home().root();
-        // The one form so far, on every backend.
-        let form = "read whole before the machine goes on".to_owned();
+        let form = "with soft as it is used, with kvm before the machine goes on".to_owned();
         findings.push(good(Subject::Restore, form));
         findings.push(kernel_finding(root));
         findings.push(image_finding(root));
