@@ -382,7 +382,7 @@ impl Store {
     /// [`repair_packs`] for the store itself, with all that its points name.
     ///
     /// # Errors
-    /// As there; the store is poisoned; a record cannot be read.
+    /// As there; the store is poisoned. A record that cannot be read is left out.
     pub fn repair_from(
         &self,
         source: &PackSet,
@@ -394,12 +394,10 @@ impl Store {
             let Some(record) = self.inner.record(&id)? else {
                 continue;
             };
-            records
-                .chunks(&record, &mut |id| needed.extend([id]))
-                .map_err(|source| StoreError::Record {
-                    point: id.to_string(),
-                    source,
-                })?;
+            // What such a point needs is not known; it keeps nothing from being mended for the others.
+            if let Err(error) = records.chunks(&record, &mut |id| needed.extend([id])) {
+                tracing::warn!(point = %id, %error, "a record cannot be read: what it needs may be missing");
+            }
         }
         let packs = PackSet::with_backend(self.inner.shared_backend(), [self.packs_dir()]);
         let repaired = repair_packs(&packs, &self.packs_dir(), &needed, source);

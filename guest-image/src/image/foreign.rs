@@ -138,9 +138,8 @@ impl ForeignFormat {
             ),
             Self::Executable => format!("if it is a kernel: smolvm kernel import NAME {path}"),
             Self::Zeros => {
-                format!(
-                    "make it again from a directory: tar -C DIRECTORY -c . | smolvm image import NAME -"
-                )
+                "make it again from a directory: tar -C DIRECTORY -c . | smolvm image import NAME -"
+                    .to_owned()
             }
         }
     }

@@ -25,6 +25,9 @@ use crate::supervisor::unix_now;
 
 /// Most children of one branch.
 pub const MAX_BRANCH_CHILDREN: usize = 64;
+/// Children that are started at once. The kernel bounds the descriptors that are on their way between a user's processes, and each
+/// child is given those of all layers of memory, twice.
+const MAX_STARTING: usize = 8;
 /// The state of a child as long as nobody has run it: what is there then is its disk.
 const CUT_OFF: &str = "the branch that made it was cut off before it ran";
 
@@ -129,15 +132,22 @@ impl Engine {
             done: &done,
             descriptors: &descriptors,
         };
-        let outcomes: Vec<_> = std::thread::scope(|scope| {
-            let children = options.names.iter().zip(staged);
-            let bring_up = |(name, staging)| {
-                let common = &common;
-                scope.spawn(move || common.bring_up(name, staging))
-            };
-            let threads: Vec<_> = children.map(bring_up).collect();
-            threads.into_iter().map(|thread| thread.join()).collect()
-        });
+        let mut waiting = options.names.iter().zip(staged);
+        let mut outcomes = Vec::new();
+        loop {
+            let wave: Vec<_> = waiting.by_ref().take(MAX_STARTING).collect();
+            if wave.is_empty() {
+                break;
+            }
+            std::thread::scope(|scope| {
+                let bring_up = |(name, staging)| {
+                    let common = &common;
+                    scope.spawn(move || common.bring_up(name, staging))
+                };
+                let threads: Vec<_> = wave.into_iter().map(bring_up).collect();
+                outcomes.extend(threads.into_iter().map(|thread| thread.join()));
+            });
+        }
         let (mut children, mut failed) = (Vec::new(), Vec::new());
         for (name, outcome) in options.names.iter().zip(outcomes) {
             match outcome {

@@ -178,7 +178,8 @@ impl Engine {
         if let Ok(received) = told {
             return Ok(received.message);
         }
-        // It ended without a word: collect it, its log says more.
+        // It ended without a word, or waits for one: this tells it that none will come. Its log says more.
+        drop(socket);
         let how = child
             .and_then(|mut child| child.wait().ok())
             .map_or_else(String::new, |status| format!(" ({status})"));

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::error::Error;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use cas_store::{CheckLevel, ChunkId, DirectoryState, PackSet, RecordChunks, Severity, Store};
@@ -10,6 +11,7 @@ use snapshot_format::{CheckpointId, LineageEntry, Point};
 use super::checkpoint::{LogEntry, log_entry};
 use crate::api::Engine;
 use crate::api::error::EngineError;
+use crate::file_error::FileError;
 use crate::machine::needed_chunks;
 use crate::name::MachineName;
 use crate::point::{CheckpointDir, Generation, PointError, read_point};
@@ -250,9 +252,10 @@ impl Place {
             what: finding.to_string(),
             lost: finding.severity == Severity::Error,
         };
-        let judge = |record: &Record| self.judge(record, &packs, &report.bad_chunks);
+        let judge = |record: &Record| self.judge(record, &packs, &report.bad_chunks, level);
+        let points: Result<_, EngineError> = self.records.iter().map(judge).collect();
         Ok(Verification {
-            points: self.records.iter().map(judge).collect(),
+            points: points?,
             problems: report.findings.iter().map(problem).collect(),
             unlisted: report.unlisted,
             packs: report.packs,
@@ -262,20 +265,48 @@ impl Place {
         })
     }
 
-    fn judge(&self, record: &Record, packs: &PackSet, bad: &HashSet<ChunkId>) -> VerifiedPoint {
+    fn judge(
+        &self,
+        record: &Record,
+        packs: &PackSet,
+        bad: &HashSet<ChunkId>,
+        level: CheckLevel,
+    ) -> Result<VerifiedPoint, EngineError> {
         let problems = match (&record.point, &record.directory) {
             (Err(reason), _) => vec![reason.clone()],
             (Ok(point), None) => unsoundness(point, packs, bad),
             (Ok(point), Some(path)) => {
-                let packs = PackSet::open([CheckpointDir::new(path).packs()]);
-                unsoundness(point, &packs, bad)
+                let dir = CheckpointDir::new(path).packs();
+                let packs = PackSet::open([&dir]);
+                if self.shares_all_of(&dir)? {
+                    unsoundness(point, &packs, bad)
+                } else {
+                    // Copies, or what a repair has replaced here only: these bytes were not looked at.
+                    let report = packs.check(level, &mut |_, _| ());
+                    let report = report.map_err(PointError::from)?;
+                    unsoundness(point, &packs, &report.bad_chunks)
+                }
             }
         };
-        VerifiedPoint {
+        Ok(VerifiedPoint {
             entry: record.entry.clone(),
             directory: record.directory.clone(),
             problems,
+        })
+    }
+
+    /// Whether each file in the directory is one of the store's own packs by another name.
+    fn shares_all_of(&self, dir: &Path) -> Result<bool, EngineError> {
+        let list = || FileError::at("list", dir);
+        for entry in std::fs::read_dir(dir).map_err(list())? {
+            let entry = entry.map_err(list())?;
+            let here = entry.metadata().map_err(list())?;
+            let ours = std::fs::symlink_metadata(self.packs_dir.join(entry.file_name()));
+            if !ours.is_ok_and(|ours| (ours.dev(), ours.ino()) == (here.dev(), here.ino())) {
+                return Ok(false);
+            }
         }
+        Ok(true)
     }
 
     /// Replaces what is damaged or missing in the packs by what those in `source` have.
@@ -291,7 +322,16 @@ impl Place {
                     .iter()
                     .filter(|record| record.directory.is_none());
                 let points = points.filter_map(|record| record.point.as_deref().ok());
-                let needed = needed_chunks(points, &both).map_err(PointError::from)?;
+                let mut needed = Vec::new();
+                for point in points {
+                    match needed_chunks([point], &both) {
+                        Ok(chunks) => needed.extend(chunks),
+                        // It keeps nothing from being mended for the others, and is judged afterwards.
+                        Err(error) => {
+                            tracing::warn!(point = %point.id(), %error, "a map is lost in both places");
+                        }
+                    }
+                }
                 let packs = PackSet::open([&self.packs_dir]);
                 cas_store::repair_packs(&packs, &self.packs_dir, &needed, source)?
             }

@@ -210,7 +210,7 @@ fn save(
         return result;
     }
     let (activity, top, empty) = (run.activity, run.added_layer.clone(), run.empty_top);
-    if result.is_ok() && run.switched == Switched::Yes {
+    if result.is_ok() && run.switched == Switched::Yes && run.moved_head {
         state.quiet = Quiet::new(activity, top, empty);
     }
     run.note_top(state);
@@ -240,6 +240,8 @@ struct Run<'a> {
     activity: Option<Activity>,
     /// The disk's new top before anything was written to it.
     empty_top: Option<LayerStamp>,
+    /// The machine has the point as its head.
+    moved_head: bool,
     /// What ran in the guest, as its agent listed it.
     processes: Option<Processes>,
     /// The capture's socket, once the VMM has its other end.
@@ -273,6 +275,7 @@ impl<'a> Run<'a> {
             shared,
             activity: None,
             empty_top: None,
+            moved_head: false,
             processes: None,
             socket: None,
             switched: Switched::Unknown,
@@ -422,6 +425,7 @@ impl Run<'_> {
         // The point is published and durable: it stands even if the machine cannot take it as its head.
         match self.move_head(machine, point, job.request) {
             Ok(head) => {
+                self.moved_head = true;
                 state.base = self.shared.branchable.then(|| point.clone());
                 match self.rebase(machine, &head) {
                     Ok(()) if head.is_durable() => {

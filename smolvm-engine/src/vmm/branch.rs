@@ -62,6 +62,12 @@ impl Sharing {
         })
     }
 
+    /// Copies what was written meanwhile, while the guest runs.
+    pub(super) fn copy_more(&mut self) -> Result<(), ShareError> {
+        self.freeze.copy_written()?;
+        Ok(())
+    }
+
     /// Copies the rest, and notes what counts as written since the last point, in a pause. After a boot that is not known.
     pub(super) fn copy_last(
         &mut self,

@@ -187,12 +187,16 @@ fn run(
         (false, _) => None,
     };
     let mut kept = Kept::default();
+    // First: what is written while all of memory is copied is left for the pre-copy, not for the pause.
+    let mut sharing = share.then(|| Sharing::begin(machine)).transpose()?;
     if let Some(sender) = &mut sender
         && tracked
     {
         pre_copy(machine, full, &mut progress.taken, sender, &mut kept)?;
+        if let Some(sharing) = &mut sharing {
+            sharing.copy_more()?;
+        }
     }
-    let mut sharing = share.then(|| Sharing::begin(machine)).transpose()?;
     Phase::PreCopied.reached();
     let begin = Instant::now();
     let paused = machine.pause()?;

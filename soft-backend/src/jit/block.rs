@@ -12,7 +12,7 @@ use super::stubs::Stubs;
 use crate::cpu::Mode;
 use crate::decode::decode;
 use crate::decode::op::Op;
-use crate::ops::convert;
+use crate::ops::{control, convert};
 
 /// A block as the interpreter has it.
 pub(super) struct Source<'a> {
@@ -64,10 +64,13 @@ impl Source<'_> {
             if !same(&here, self.ops.get(op)?, pair, last) {
                 return None;
             }
+            // What the interpreter does not know is no instruction, whatever the host makes of it.
+            let unknown = std::ptr::fn_addr_eq(here.run, control::ud as crate::decode::op::OpFn);
+            let plan = if unknown { Plan::CALL } else { choose(&i) };
             items.push(Item {
                 i,
                 op,
-                plan: choose(&i),
+                plan,
                 next: off as i64,
                 live: true,
             });

@@ -2,7 +2,8 @@
 //! Copying is a list of what may be; everything else is called.
 
 use iced_x86::{
-    Code as C, ConditionCode, Instruction, Mnemonic as M, OpKind, Register, RflagsBits,
+    Code as C, ConditionCode, EncodingKind, Instruction, Mnemonic as M, OpKind, Register,
+    RflagsBits,
 };
 
 use super::flags::Kind;
@@ -80,6 +81,10 @@ impl Plan {
 
 /// The choice for an instruction.
 pub(super) fn choose(i: &Instruction) -> Plan {
+    if i.encoding() != EncodingKind::Legacy {
+        // The guest's processor has none of them; some have a condition, and would be taken for what is copied.
+        return Plan::CALL;
+    }
     if let Some(how) = control(i) {
         return Plan {
             how,
@@ -257,4 +262,25 @@ fn address_fits(i: &Instruction) -> bool {
         // The forms with 64-bit addresses have their own encodings.
         && (relative || i.memory_displ_size() < 8 || base != Register::None || index != Register::None)
         && i32::try_from(disp).is_ok_and(|d| d.checked_add(8192).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::{Decoder, DecoderOptions};
+
+    use super::*;
+
+    #[test]
+    fn what_the_guest_does_not_have_is_not_copied() {
+        // CMPOXADD [RAX], ECX, EDX; ANDN EAX, EBX, ECX; VADDPS XMM0, XMM1, XMM2
+        for code in [
+            &[0xc4, 0xe2, 0x69, 0xe0, 0x08][..],
+            &[0xc4, 0xe2, 0x60, 0xf2, 0xc1],
+            &[0xc5, 0xf0, 0x58, 0xc2],
+        ] {
+            let i = Decoder::new(64, code, DecoderOptions::NONE).decode();
+            assert!(!i.is_invalid(), "{code:x?}");
+            assert!(choose(&i).how == How::Call, "{i:?}");
+        }
+    }
 }

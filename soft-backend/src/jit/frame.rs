@@ -31,6 +31,8 @@ pub(crate) struct Frame {
     pub(super) jumps: u64,
     /// SSE instructions may run.
     pub(super) sse: u64,
+    /// Address of the byte that is not zero when a device has written to code.
+    pub(super) stale: u64,
     /// The count of instructions at which the budget is used up.
     pub(super) end: u64,
     /// What an exit is about: a [`Slow`]'s address, a block, an offset in the page.
@@ -73,6 +75,7 @@ pub(super) mod place {
     pub(crate) const CODE_TABLE: i32 = offset_of!(Frame, code_table) as i32;
     pub(crate) const JUMPS: i32 = offset_of!(Frame, jumps) as i32;
     pub(crate) const SSE: i32 = offset_of!(Frame, sse) as i32;
+    pub(crate) const STALE: i32 = offset_of!(Frame, stale) as i32;
     pub(crate) const ABOUT: i32 = offset_of!(Frame, about) as i32;
     /// From the frame to the vCPU.
     pub(crate) const CPU: i32 = -BASE;
@@ -127,5 +130,6 @@ impl Cpu {
         (self.jit.data_table, self.jit.code_table) = (data as u64, code as u64);
         let sse = self.cr0 & (cr0::EM | cr0::TS) == 0 && self.cr4 & cr4::OSFXSR != 0;
         self.jit.sse = sse.into();
+        self.jit.stale = self.ram.ram.stale_code_flag().as_ptr() as u64;
     }
 }

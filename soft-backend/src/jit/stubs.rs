@@ -2,6 +2,8 @@
 //! of code by address.
 #![allow(unsafe_code)] // code that was made at run time is entered, and calls back
 
+use std::sync::atomic::Ordering;
+
 use super::asm::{Asm, BUDGET, FRAME, Reg, S0, S1, SP, at, cc, framed};
 use super::frame::{Frame, Slow, place};
 use super::registers::pinned;
@@ -128,6 +130,11 @@ impl Stubs {
 
     /// By the TLB's execute tag to the host address, by that to the code.
     fn look_up(a: &mut Asm) {
+        a.load(S1, framed(place::STALE));
+        // CMP BYTE [RDX], 0
+        a.rm(false, &[0x80], 7, at(S1, 0));
+        a.raw(&[0]);
+        let stale = a.jcc(cc::NE);
         a.mov(S1, S0);
         a.shr(S1, tlb::ENTRY_SHIFT);
         a.imm(false, 4, S1, tlb::ENTRY_MASK);
@@ -152,6 +159,7 @@ impl Stubs {
         let not_there = a.jcc(cc::NE);
         a.load(S1, at(S1, 8));
         a.store(framed(place::NEXT_ENTRY), S1);
+        a.bind(stale);
         a.bind(no_page);
         a.bind(not_there);
         a.raw(&[0xc3]);
@@ -197,11 +205,8 @@ unsafe extern "C" fn run_op(cpu: *mut Cpu, slow: *const Slow) -> u32 {
             cpu.flags_to_frame();
         }
         cpu.refresh_frame();
-        if cpu
-            .router
-            .attention
-            .load(std::sync::atomic::Ordering::Relaxed)
-        {
+        let stale = cpu.ram.ram.stale_code_flag().load(Ordering::Relaxed);
+        if stale || cpu.router.attention.load(Ordering::Relaxed) {
             // The next block is not begun.
             (cpu.jit.end, cpu.jit.budget) = (begun, 0);
         }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use iced_x86::{Decoder, DecoderOptions, EncodingKind, FlowControl, Instruction, Mnemonic as M};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic as M};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::rig::{CODE, HANDLER, Rig, TSS};
@@ -87,7 +87,6 @@ fn wanted(i: &Instruction) -> bool {
     let repeated = i.is_string_instruction() && (i.has_rep_prefix() || i.has_repne_prefix());
     let excluded = matches!(i.mnemonic(), M::Hlt | M::Pause | M::Cpuid | M::Xgetbv);
     !i.is_invalid()
-        && i.encoding() == EncodingKind::Legacy
         && i.flow_control() == FlowControl::Next
         && !i.is_privileged()
         && !excluded

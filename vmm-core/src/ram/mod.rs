@@ -244,6 +244,12 @@ impl GuestRam {
         populated::add(address.addr(), bytes, into)
     }
 
+    /// What [`Self::take_code_is_stale`] looks at, for whoever only wants to know whether to stop for it. It lies there as
+    /// long as this memory.
+    pub fn stale_code_flag(&self) -> &AtomicBool {
+        &self.inner.any_stale_code
+    }
+
     /// True once, after devices wrote to pages that hold decoded code; see [`PageMap`].
     #[inline]
     pub fn take_code_is_stale(&self) -> bool {

@@ -15,8 +15,8 @@ use crate::Gpa;
 
 /// Above this many extents, half of what a memory may have, all of them go into one new layer: the rest is for discards.
 const MAX_SHARED_EXTENTS: usize = MAX_EXTENTS / 2;
-/// Above this many layers they are merged, too: each is a descriptor in every machine.
-const MAX_LAYERS: usize = 64;
+/// Above this many layers they are merged, too: each is a descriptor in every machine, and on its way to it.
+const MAX_LAYERS: usize = 16;
 
 /// Why a shared memory cannot be used.
 #[derive(Debug, Error)]
