@@ -73,7 +73,7 @@ run -- sh -c 'kill -0 $(cat /tmp/left)' || fail "what a command left does not go
 id=$(run -d -- sh -c 'echo to the log; sleep 0.1; echo and this')
 [ "$id" -gt 0 ] || fail "no id: $id"
 n=0
-until "$smolvm" machine logs --name "$name" | grep -q "exec $id ended with code 0"; do
+until "$smolvm" machine logs --name "$name" | grep -q "exec $id: ended with code 0"; do
     n=$((n + 1)); [ $n -lt 100 ] || fail "no end in the log"
     sleep 0.1
 done

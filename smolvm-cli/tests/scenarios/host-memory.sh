@@ -1,11 +1,11 @@
 #!/bin/sh
-# What a machine takes of the host's memory besides its guest's stays below 60 MiB, after a boot, after
+# What a machine takes of the host's memory besides its guest's stays below 80 MiB, after a boot, after
 # much code was run, and after a checkpoint.
 set -eu
 smolvm=${SMOLVM:-smolvm} image=${IMAGE:-debian} name=host-memory-$$ dir=$(mktemp -d)
 cd "$dir"
 trap '"$smolvm" machine delete --name "$name" -f > /dev/null 2>&1 || :; cd /; rm -rf "$dir"' EXIT
-limit_kib=61440 mem_mib=512
+limit_kib=81920 mem_mib=512
 
 command -v pgrep > /dev/null || { echo "host-memory: pgrep is missing: apt-get install procps" >&2; exit 1; }
 # The proportional share of every mapping of supervisor and VMM but the guest's memory, in KiB.
