@@ -27,7 +27,7 @@ grep -q 'hint: .*sudo usermod -aG kvm' err || fail "no hint: $(cat err)"
 "$smolvm" machine status --name named | grep -q '^state *created' || fail "$("$smolvm" machine status --name named)"
 
 echo "whatever there is"
-"$smolvm" machine start --name any > out 2> err
+"$smolvm" machine start --create --name any > out 2> err
 grep -q "Started 'any' (soft)" out || fail "$(cat out err)"
 grep -q 'warning: .*no permission to open /dev/kvm' err || fail "no warning: $(cat err)"
 grep -q 'hint: .*sudo usermod -aG kvm' err || fail "no hint: $(cat err)"
