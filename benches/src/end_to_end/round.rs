@@ -47,7 +47,7 @@ impl Round {
         // Beside the machines: links need one file system.
         let folder = tempfile::Builder::new()
             .prefix("bench-")
-            .tempdir_in(engine.home().root())
+            .tempdir_in(beside(engine.home().root()))
             .map_err(BenchError::Folder)?;
         let source = Temporary::named(engine, "source", number)?;
         let copy = Temporary::named(engine, "copy", number)?;
@@ -168,4 +168,9 @@ impl Drop for Temporary<'_> {
         // It may not have been made; what is left otherwise shows in `smolvm machine ls`.
         let _ = self.engine.delete(&self.name, true);
     }
+}
+
+/// Where stores and checkpoints of a bench go: on the home's file system, but not in it.
+fn beside(home: &Path) -> &Path {
+    home.parent().unwrap_or(home)
 }
