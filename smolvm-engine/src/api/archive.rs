@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use super::place::{absolute, check_output};
 use super::verify::{VerifyLevel, VerifyOptions, VerifySource};
 use crate::api::{DEFAULT_HISTORY, Engine, EngineError};
 use crate::file_error::FileError;
+use crate::home::make_private_dir;
 use crate::point::{
     ArchiveError, CheckpointDir, PointError, SUFFIX, archive, link_record, record_file_name,
 };
@@ -194,13 +195,8 @@ impl Engine {
 }
 
 fn make_parts(dir: &CheckpointDir) -> Result<(), FileError> {
-    for path in [dir.packs(), dir.generations()] {
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .map_err(FileError::at("create directory", &path))?;
-    }
-    Ok(())
+    make_private_dir(&dir.packs())?;
+    make_private_dir(&dir.generations())
 }
 
 /// Links points and their packs into an empty checkpoint directory; how many points.

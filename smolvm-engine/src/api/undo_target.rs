@@ -13,11 +13,10 @@ use crate::api::{DEFAULT_HISTORY, Engine};
 use crate::channel::control::{Control, ControlReply};
 use crate::machine::{MachineDir, MachineFile};
 use crate::name::MachineName;
-use crate::point::{History, MAX_GENERATIONS, PointError, read_point, record_file_name};
+use crate::point::{
+    History, MAX_GENERATIONS, PointError, RECORD_SUFFIX, read_point, record_file_name,
+};
 use crate::restore::FoundPoint;
-
-/// Suffix of the records that a machine pins.
-const RECORD: &str = ".record";
 
 /// A point that a machine can go back to.
 pub(super) struct UndoTarget {
@@ -171,7 +170,9 @@ fn pinned_ids(dir: &MachineDir) -> Result<Vec<CheckpointId>, EngineError> {
     let mut ids = Vec::new();
     for entry in fs::read_dir(&records).map_err(list())? {
         let name = entry.map_err(list())?.file_name();
-        let id = name.to_str().and_then(|name| name.strip_suffix(RECORD));
+        let id = name
+            .to_str()
+            .and_then(|name| name.strip_suffix(RECORD_SUFFIX));
         ids.extend(id.and_then(|id| id.parse::<CheckpointId>().ok()));
     }
     Ok(ids)

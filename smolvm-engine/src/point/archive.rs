@@ -14,15 +14,12 @@ use snapshot_format::limits::MAX_RECORD_BYTES;
 use tar::{EntryType, Header};
 use thiserror::Error;
 
-use super::checkpoint_dir::{CheckpointDir, SUFFIX};
+use super::checkpoint_dir::{CheckpointDir, OWN_RECORD, SUFFIX};
 use super::history::{MAX_GENERATIONS, RECORD_SUFFIX, open_regular};
 use crate::file_error::FileError;
 
 /// Bytes that are copied at a time.
 const BLOCK_BYTES: usize = 1 << 20;
-/// The record of the newest point.
-const OWN_RECORD: &str = "point.record";
-
 /// Why an archive could not be written or read.
 #[derive(Debug, Error)]
 #[non_exhaustive]

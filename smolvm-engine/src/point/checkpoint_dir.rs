@@ -8,6 +8,8 @@ use crate::file_error::FileError;
 
 /// Suffix of every checkpoint directory.
 pub(crate) const SUFFIX: &str = ".checkpoint";
+/// The record of its own point.
+pub(super) const OWN_RECORD: &str = "point.record";
 
 /// A checkpoint directory: `point.record`, `packs/`, `generations/`.
 #[derive(Debug, Clone)]
@@ -23,7 +25,7 @@ impl CheckpointDir {
 
     /// The record of its own point.
     pub(crate) fn record(&self) -> PathBuf {
-        self.path.join("point.record")
+        self.path.join(OWN_RECORD)
     }
 
     /// The chunks of all its points.
@@ -68,7 +70,7 @@ impl CheckpointDir {
     pub(crate) fn around(path: &Path) -> Option<PathBuf> {
         path.ancestors()
             .skip(1)
-            .find(|above| above.join("point.record").exists())
+            .find(|above| above.join(OWN_RECORD).exists())
             .map(Into::into)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use super::checkpoint_dir::CheckpointDir;
 use super::error::PointError;
 use super::history::{History, open_regular, record_file_name};
 use crate::file_error::FileError;
+use crate::home::make_private_dir;
 use crate::machine::whole_points;
 use crate::phase::Phase;
 
@@ -64,7 +65,7 @@ pub(crate) fn publish(
 ) -> Result<Published, PointError> {
     let dir = CheckpointDir::new(output.staging.path());
     for path in [dir.packs(), dir.generations()] {
-        make_directory(&path)?;
+        make_private_dir(&path)?;
     }
     publication
         .sealed
@@ -106,14 +107,6 @@ pub(crate) fn link_record(from: &Path, to: &Path) -> Result<(), PointError> {
         .read_to_end(&mut bytes)
         .map_err(FileError::at("read", from))?;
     write_synced(to, &bytes)
-}
-
-fn make_directory(path: &Path) -> Result<(), PointError> {
-    fs::DirBuilder::new()
-        .mode(0o700)
-        .create(path)
-        .map_err(FileError::at("create directory", path))?;
-    Ok(())
 }
 
 /// Writes a new file and makes its content durable.

@@ -10,6 +10,7 @@ mod host;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod host_diff;
 mod paging;
+mod random;
 mod rig;
 mod small_guests;
 mod stack_fault;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic as M};
 use vm_memory::{Bytes, GuestAddress};
 
+use super::random::Random;
 use super::rig::{CODE, HANDLER, Rig, TSS};
 use crate::block::CodeCache;
 use crate::cpu::{Cpu, Trap};
@@ -17,29 +18,12 @@ const SCRATCH_BYTES: usize = 3 * 4096;
 /// Of the handlers.
 const STACK: u64 = 0x31_0000;
 
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-    fn value(&mut self) -> u64 {
-        match self.below(8) {
-            0 => self.below(4),
-            1 => u64::MAX - self.below(3),
-            2 => 1 << self.below(64),
-            3 => self.next() as u32 as u64,
-            4 => self.next(),
-            // Around the scratch memory, sometimes over its pages' ends.
-            5 => SCRATCH + 4096 - self.below(20),
-            _ => SCRATCH + self.below(SCRATCH_BYTES as u64),
-        }
+/// A value likely to be interesting, often one that points into the scratch memory, sometimes over its pages' ends.
+fn value(r: &mut Random) -> u64 {
+    match r.below(8) {
+        0..=3 => r.value(),
+        4 => SCRATCH + 4096 - r.below(20),
+        _ => SCRATCH + r.below(SCRATCH_BYTES as u64),
     }
 }
 
@@ -220,8 +204,10 @@ fn compare(jit: Option<Jit>, seed: u64) {
             scratch[r.below(SCRATCH_BYTES as u64) as usize] = r.next() as u8;
         }
         let mut start = Start {
-            regs: std::array::from_fn(|_| r.value()),
-            xmm: std::array::from_fn(|_| u128::from(r.value()) << 64 | u128::from(r.value())),
+            regs: std::array::from_fn(|_| value(&mut r)),
+            xmm: std::array::from_fn(|_| {
+                u128::from(value(&mut r)) << 64 | u128::from(value(&mut r))
+            }),
             flags: 2 | r.next() & 0x8d5,
             scratch,
         };
