@@ -90,6 +90,8 @@ pub struct CheckReport {
     pub verified_chunks: u64,
     /// The chunks that cannot be read from any pack, as far as the level tells.
     pub bad_chunks: HashSet<ChunkId>,
+    /// The packs in which something is wrong.
+    pub damaged_packs: Vec<PackId>,
 }
 
 impl CheckReport {
@@ -97,6 +99,10 @@ impl CheckReport {
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
+    }
+
+    fn found(&self) -> u64 {
+        self.findings.len() as u64 + self.unlisted
     }
 
     fn add(&mut self, severity: Severity, path: &Path, kind: FindingKind) {
@@ -128,6 +134,7 @@ impl PackSet {
         let mut report = CheckReport::default();
         for slot in self.rescan()?.iter() {
             report.packs += 1;
+            let found_before = report.found();
             match self.open_slot(slot) {
                 Ok(pack) => {
                     if let Err(error) = pack.index.validate() {
@@ -141,6 +148,9 @@ impl PackSet {
                     report.add(Severity::Error, &slot.path, FindingKind::Pack(source));
                 }
                 Err(error) => return Err(error),
+            }
+            if report.found() > found_before {
+                report.damaged_packs.push(slot.id);
             }
         }
         Ok(report)
@@ -346,7 +356,14 @@ fn find_damage(packs: &PackSet) -> Result<Damage, StoreError> {
 }
 
 impl Store {
-    /// Checks the packs, and that they hold every chunk that the store's points name. Runs beside captures.
+    /// Shares nothing with these packs any more until they were verified anew: [damage](CheckReport::damaged_packs) was found in
+    /// them. What is equal to their chunks is stored again by the next capture. Where that cannot be noted the log says so.
+    pub fn distrust(&self, packs: &[PackId]) {
+        self.inner.distrust(packs);
+    }
+
+    /// Checks the packs, and that they hold every chunk that the store's points name. Runs beside captures. What is damaged is
+    /// [distrusted](Self::distrust).
     ///
     /// # Errors
     /// Only trouble of the system.
@@ -358,6 +375,7 @@ impl Store {
     ) -> Result<CheckReport, StoreError> {
         let packs = PackSet::with_backend(self.inner.shared_backend(), [self.packs_dir()]);
         let mut report = packs.check(level, progress)?;
+        self.distrust(&report.damaged_packs);
         for id in self.inner.record_ids()? {
             let path = self.record_path(&id);
             let Some(record) = self.inner.record(&id)? else {

@@ -251,6 +251,16 @@ impl From<FileError> for StoreError {
 }
 
 impl StoreError {
+    /// Whether the reason is that a pack or a chunk is damaged, or not there.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Read(error) => error.is_damage() || matches!(error, ReadError::NotFound { .. }),
+            Self::Pack { source, .. } => !matches!(**source, PackError::Io(_)),
+            _ => false,
+        }
+    }
+
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_path_buf();
         move |source| Self::Io {

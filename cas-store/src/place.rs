@@ -162,10 +162,7 @@ pub(crate) fn admit(
     }
     match copy_pack(backend, from, id, &store.packs_dir(), &to) {
         Ok(()) => Ok(Admitted::Copied(source.len_bytes)),
-        Err(StoreError::Pack { source, .. }) if !matches!(*source, PackError::Io(_)) => {
-            Ok(Admitted::Damaged)
-        }
-        Err(StoreError::Read(error)) if error.is_damage() => Ok(Admitted::Damaged),
+        Err(error) if error.is_damage() => Ok(Admitted::Damaged),
         Err(error) => Err(error),
     }
 }

@@ -19,6 +19,8 @@ use durable_files::{FileBackend, FileStat, LockMode, ReplaceError, replace};
 const LIST: &str = "verified";
 /// Says that a sync of the store failed.
 const POISONED: &str = "poisoned";
+/// What stands in the place of the file where a pack was found damaged after it had been verified.
+const DAMAGED: &str = "damaged";
 /// A list above this length is written anew when the store is swept.
 const COMPACT_ABOVE_BYTES: usize = 256 << 10;
 
@@ -51,6 +53,12 @@ impl Verified {
         let mut list = Self::default();
         // A line that a crash cut is one pack more to verify.
         for (id, key) in lines.iter().filter_map(|line| parse_line(line)) {
+            let Some(key) = key else {
+                if list.files.remove(&id).is_some() {
+                    list.order.retain(|listed| *listed != id);
+                }
+                continue;
+            };
             if list.files.insert(id, key).is_none() {
                 list.order.push(id);
             }
@@ -73,12 +81,16 @@ fn line(id: &PackId, stat: &FileStat) -> String {
     format!("{id} {} {}\n", stat.inode, stat.len_bytes)
 }
 
-fn parse_line(line: &str) -> Option<(PackId, FileKey)> {
+/// A pack, and the file that was verified; `None`: it is not what it was.
+fn parse_line(line: &str) -> Option<(PackId, Option<FileKey>)> {
     let mut words = line.split(' ');
     let id = words.next()?.parse().ok()?;
+    if words.clone().eq([DAMAGED]) {
+        return Some((id, None));
+    }
     let (inode, len_bytes) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let key = FileKey { inode, len_bytes };
-    words.next().is_none().then_some((id, key))
+    words.next().is_none().then_some((id, Some(key)))
 }
 
 impl Inner {
@@ -106,18 +118,36 @@ impl Inner {
             .iter()
             .map(|id| Ok(line(id, &self.stat_pack(id)?)))
             .collect();
-        let path = self.list_path();
-        let noted = lines.and_then(|lines| match lines.is_empty() {
-            true => Ok(()),
-            // The line before may have been cut by a crash.
-            false => self
-                .backend()
-                .append(&path, format!("\n{lines}").as_bytes())
-                .map_err(StoreError::io("write", &path)),
-        });
+        let noted = lines.and_then(|lines| self.append_lines(&lines));
         if let Err(error) = noted {
+            let path = self.list_path();
             tracing::warn!(path = %path.display(), %error, "verified packs were not noted");
         }
+    }
+
+    /// Takes packs off the list that were found damaged: nothing is shared with them any more. Whoever may not write here does
+    /// not save here either.
+    pub(crate) fn distrust(&self, ids: &[PackId]) {
+        let noted = self.verified().and_then(|listed| {
+            let listed = ids.iter().filter(|id| listed.files.contains_key(id));
+            let lines: String = listed.map(|id| format!("{id} {DAMAGED}\n")).collect();
+            self.append_lines(&lines)
+        });
+        if let Err(error) = noted {
+            let path = self.list_path();
+            tracing::warn!(path = %path.display(), %error, "damaged packs were not noted");
+        }
+    }
+
+    fn append_lines(&self, lines: &str) -> Result<(), StoreError> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let path = self.list_path();
+        // The line before may have been cut by a crash.
+        self.backend()
+            .append(&path, format!("\n{lines}").as_bytes())
+            .map_err(StoreError::io("write", &path))
     }
 
     fn stat_pack(&self, id: &PackId) -> Result<FileStat, StoreError> {
@@ -235,5 +265,22 @@ mod tests {
             len_bytes: 345,
         };
         assert_eq!(list.files[&id], key);
+    }
+
+    #[test]
+    fn a_damaged_pack_is_trusted_again_only_after_it_was_verified_anew() {
+        let (id, other) = (PackId([7; 32]), PackId([8; 32]));
+        let mut lines = vec![
+            format!("{id} 12 345"),
+            format!("{other} 13 345"),
+            format!("{id} damaged"),
+        ];
+        let list = Verified::parse(&lines);
+        assert_eq!(list.newest_first().collect::<Vec<_>>(), [&other]);
+        assert!(!list.files.contains_key(&id));
+        lines.push(format!("{id} 14 345"));
+        let list = Verified::parse(&lines);
+        assert_eq!(list.newest_first().collect::<Vec<_>>(), [&id, &other]);
+        assert_eq!(list.files[&id].inode, 14);
     }
 }

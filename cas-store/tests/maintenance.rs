@@ -353,3 +353,26 @@ fn a_set_of_very_many_packs_keeps_few_descriptors() {
         .count();
     assert!(errors >= 144, "{errors}");
 }
+
+#[test]
+fn a_capture_shares_nothing_with_a_pack_in_which_damage_was_found() {
+    let memory = MemoryBackend::new();
+    let store = open(&memory);
+    let session = capture(&store);
+    let id = put(&session, 1..2)[0];
+    let pack = session.seal().unwrap().packs()[0];
+    let path = pack_in(&store.packs_dir(), &pack);
+    memory.damage(&path, |bytes| bytes[20] ^= 1).unwrap();
+    let found = store
+        .check(CheckLevel::Full, &chunks_of, &mut |_, _| {})
+        .unwrap();
+    assert_eq!(found.damaged_packs, [pack]);
+    let session = capture(&store);
+    assert_eq!(put(&session, 1..2), [id]);
+    assert_eq!(session.stats().shared_bytes, 0);
+    session.seal().unwrap();
+    let found = store
+        .check(CheckLevel::Full, &chunks_of, &mut |_, _| {})
+        .unwrap();
+    assert!(found.bad_chunks.is_empty(), "{:?}", found.findings);
+}

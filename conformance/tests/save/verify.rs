@@ -107,3 +107,38 @@ fn damage_is_named_and_repaired_from_a_store_or_the_machine() {
         (vec![true, false], false)
     );
 }
+
+/// The machine's packs and the store's are the same files: what rots in one rots in the other. The guest still has its memory.
+#[test]
+fn a_save_after_damage_was_found_takes_what_is_lost_from_the_guest() {
+    let Some(bed) = Bed::open("a_save_after_damage_was_found_takes_what_is_lost_from_the_guest")
+    else {
+        return;
+    };
+    bed.boot("source", &[]);
+    bed.save("source", "first.checkpoint");
+    bed.sh("source", "head -c 4000000 /dev/urandom > /dev/shm/noise");
+    bed.save("source", "second.checkpoint");
+    let new = new_packs(
+        &bed.path("second.checkpoint"),
+        &bed.path("first.checkpoint"),
+    );
+    assert!(!new.is_empty());
+    new.iter().for_each(|path| damage(path));
+    let store = VerifyOptions::new(VerifySource::Store(Some(bed.path("store"))));
+    let found = bed.engine.verify(&store, &Silent).expect("verify");
+    assert_eq!(sound(&found), [true, false]);
+
+    bed.save("source", "third.checkpoint");
+    let third = VerifyOptions::new(VerifySource::Directory(bed.path("third.checkpoint")));
+    let found = bed.engine.verify(&third, &Silent).expect("verify");
+    assert!(found.points[0].is_sound(), "{:?}", found.points);
+    let before = bed.sh("source", "sha256sum /dev/shm/noise");
+    bed.restore("copy", "third.checkpoint", None);
+    assert_eq!(bed.sh("copy", "sha256sum /dev/shm/noise"), before);
+    // A new machine takes nothing of the damage along.
+    bed.save("copy", "fourth.checkpoint");
+    let fourth = VerifyOptions::new(VerifySource::Directory(bed.path("fourth.checkpoint")));
+    let found = bed.engine.verify(&fourth, &Silent).expect("verify");
+    assert!(found.points[0].is_sound(), "{:?}", found.points);
+}

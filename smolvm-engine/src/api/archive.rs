@@ -201,17 +201,16 @@ fn make_parts(dir: &CheckpointDir) -> Result<(), FileError> {
 
 /// Links points and their packs into an empty checkpoint directory; how many points.
 fn lay_out(dir: &CheckpointDir, found: &FoundPoint) -> Result<usize, PointError> {
-    let whole = found.whole()?;
-    found.packs.pin_into(&dir.packs(), &whole.chunks)?;
+    let points = found.pin_into(&dir.packs())?;
     let own = found.history.own().id();
-    for (point, file) in &whole.points {
+    for (point, file) in &points {
         let to = match point.id() == own {
             true => dir.record(),
             false => dir.generations().join(record_file_name(&point.id())),
         };
         link_record(file, &to)?;
     }
-    Ok(whole.points.len())
+    Ok(points.len())
 }
 
 /// Bytes of the files in a checkpoint directory.

@@ -145,7 +145,8 @@ pub struct Repaired {
 }
 
 impl Engine {
-    /// Verifies points and the data that they need. Without a repair it changes nothing, and it runs beside saves and restores.
+    /// Verifies points and the data that they need. Without a repair it changes no point and no data, and it runs beside
+    /// saves and restores. A store remembers in which of its packs damage was found: later saves do not share them.
     ///
     /// # Errors
     ///
@@ -248,6 +249,10 @@ impl Place {
                 counted = verified;
             })
             .map_err(PointError::from)?;
+        if let Some(store) = &self.store {
+            // Else the next save takes what is damaged for what it has just read.
+            store.distrust(&report.damaged_packs);
+        }
         let problem = |finding: &cas_store::Finding| Problem {
             what: finding.to_string(),
             lost: finding.severity == Severity::Error,

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-use cas_store::{ChunkId, PackSet, ReadError};
+use cas_store::{ChunkId, PackSet, ReadError, StoreError};
 
 use crate::error_chain::sources;
 
@@ -46,6 +46,10 @@ pub(crate) fn is_damage(error: &(dyn Error + 'static)) -> bool {
     let lost = |error: &(dyn Error + 'static)| {
         // Those of maps are boxed, and the box is an error of its own.
         let boxed = error.downcast_ref::<Box<ReadError>>();
+        // A store's error passes for the one that it holds.
+        if let Some(error) = error.downcast_ref::<StoreError>() {
+            return error.is_damage();
+        }
         matches!(
             error.downcast_ref().or(boxed.map(|error| &**error)),
             Some(
@@ -76,6 +80,7 @@ mod tests {
             source: Box::new(lost),
         };
         assert!(is_damage(&node));
+        assert!(is_damage(&StoreError::Read(ReadError::NotFound { chunk })));
         let refused = ReadError::Io {
             path: PathBuf::from("packs"),
             source: std::io::ErrorKind::PermissionDenied.into(),

@@ -1,3 +1,5 @@
+use std::path::{Path, PathBuf};
+
 use serde::{Deserialize, Serialize};
 
 use super::spec::MachineSpec;
@@ -36,7 +38,7 @@ pub(crate) struct MachineFile {
     pub(crate) restore: Option<String>,
     /// The store it was last saved into.
     #[serde(default)]
-    pub(crate) store: Option<std::path::PathBuf>,
+    pub(crate) store: Option<PathBuf>,
     /// Whether it keeps the identity of the point it was made from.
     #[serde(default)]
     pub(crate) keep_identity: bool,
@@ -77,6 +79,16 @@ impl AutosaveSchedule {
         Self {
             every_seconds: seconds,
         }
+    }
+}
+
+impl MachineFile {
+    /// Directories with copies of the machine's packs, as far as is known: those of the stores that it was saved into.
+    pub(crate) fn packs_elsewhere(&self, default_store: &Path) -> Vec<PathBuf> {
+        let last = self.store.as_deref().filter(|last| *last != default_store);
+        let stores = [Some(default_store), last].into_iter().flatten();
+        let packs = stores.map(|store| store.join("packs"));
+        packs.filter(|packs| packs.is_dir()).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cas_store::{ChunkId, PackSet, ReadError};
+use cas_store::{ChunkId, PackSet, ReadError, StoreError};
 use snapshot_format::map::{MapError, MapNode, SeenNodes};
 use snapshot_format::{ChunkRef, MapReader, NodeSource, Point};
 
@@ -46,19 +46,49 @@ pub(crate) fn needed_chunks<'p>(
     Ok(each_once(ids))
 }
 
-/// Points whose chunks are all there, and the ids of these.
-pub(crate) struct WholePoints<'p> {
-    /// Each with the file of its record.
-    pub(crate) points: Vec<(&'p Point, &'p Path)>,
-    pub(crate) chunks: Vec<ChunkId>,
-}
+/// A point with the file of its record.
+pub(crate) type PointFile<'p> = (&'p Point, &'p Path);
 
-/// Those of these points that have all their chunks. One that has not is left out: it harms nobody else.
+/// Gives the packs that these points need names in `target`. A point that lacks chunks is left out, and so is one with a damaged
+/// chunk in a pack that has to be copied: it harms nobody else. Returns the others.
 ///
 /// # Errors
 /// Trouble of the host.
-pub(crate) fn whole_points<'p>(
-    points: impl IntoIterator<Item = (&'p Point, &'p Path)>,
+pub(crate) fn pin_whole_points<'p>(
+    points: impl IntoIterator<Item = PointFile<'p>>,
+    packs: &PackSet,
+    target: &Path,
+) -> Result<Vec<PointFile<'p>>, StoreError> {
+    let whole = whole_points(points, packs)?;
+    match packs.pin_into(target, &whole.chunks) {
+        Err(error) if error.is_damage() => {}
+        done => return done.map(|_| whole.points),
+    }
+    let mut pinned = Vec::new();
+    for (point, file) in whole.points {
+        let placed = match needed_chunks([point], packs) {
+            Ok(chunks) => packs.pin_into(target, &chunks).map(drop),
+            Err(MapError::Source { source, .. }) => Err((*source).into()),
+            // Its nodes were read just now.
+            Err(_) => continue,
+        };
+        match placed {
+            Ok(()) => pinned.push((point, file)),
+            Err(error) if error.is_damage() => left_out(point),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(pinned)
+}
+
+/// Points whose chunks are all there, and the ids of these.
+struct WholePoints<'p> {
+    points: Vec<PointFile<'p>>,
+    chunks: Vec<ChunkId>,
+}
+
+fn whole_points<'p>(
+    points: impl IntoIterator<Item = PointFile<'p>>,
     packs: &PackSet,
 ) -> Result<WholePoints<'p>, ReadError> {
     let reader = MapReader::new(NodesIn(packs));
@@ -76,12 +106,16 @@ pub(crate) fn whole_points<'p>(
             whole.chunks.extend(ids);
             continue;
         }
-        tracing::warn!(id = %point.id(), "a point is left out: some of its chunks are lost");
+        left_out(point);
         // What it shares with others is not known to be there.
         seen = SeenNodes::default();
     }
     whole.chunks = each_once(whole.chunks);
     Ok(whole)
+}
+
+fn left_out(point: &Point) {
+    tracing::warn!(id = %point.id(), "a point is left out: some of its chunks are lost");
 }
 
 fn visit(

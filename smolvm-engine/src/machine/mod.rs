@@ -24,5 +24,5 @@ pub use file::{AutosaveSchedule, DEFAULT_HISTORY, MachineOrigin};
 pub(crate) use file::{DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState};
 pub(crate) use link::{link_machine, link_or_copy};
 pub(crate) use log_file::{BoundedLog, open_log};
-pub(crate) use maps::{MapReadError, NodesIn, WholePoints, needed_chunks, node_of, whole_points};
+pub(crate) use maps::{MapReadError, NodesIn, PointFile, needed_chunks, node_of, pin_whole_points};
 pub use spec::{Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineSpec};

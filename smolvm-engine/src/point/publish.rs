@@ -15,7 +15,7 @@ use super::error::PointError;
 use super::history::{History, open_regular, record_file_name};
 use crate::file_error::FileError;
 use crate::home::make_private_dir;
-use crate::machine::whole_points;
+use crate::machine::pin_whole_points;
 use crate::phase::Phase;
 
 // The store keeps every record that the format allows, and no other.
@@ -72,9 +72,7 @@ pub(crate) fn publish(
         .pin_into(&dir.packs(), publication.chunks)?;
     if let Some(earlier) = publication.earlier {
         let packs = publication.earlier_packs;
-        let whole = whole_points(earlier.sound(), packs)?;
-        packs.pin_into(&dir.packs(), &whole.chunks)?;
-        for (point, file) in whole.points {
+        for (point, file) in pin_whole_points(earlier.sound(), packs, &dir.packs())? {
             let name = record_file_name(&point.id());
             link_record(file, &dir.generations().join(name))?;
         }

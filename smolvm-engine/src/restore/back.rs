@@ -48,9 +48,7 @@ impl HeldPoint {
         for path in [&held.0.path, &packs, &records] {
             make_private_dir(path)?;
         }
-        let whole = found.whole()?;
-        found.packs.pin_into(&packs, &whole.chunks)?;
-        for (point, file) in whole.points {
+        for (point, file) in found.pin_into(&packs)? {
             link_record(file, &records.join(record_file_name(&point.id())))?;
         }
         Ok(held)

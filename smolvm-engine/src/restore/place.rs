@@ -1,6 +1,7 @@
 //! A point's data in the directory of a machine that is made from it.
 
 use std::collections::HashSet;
+use std::path::Path;
 
 use cas_store::{ChunkId, PackSet, StoreError};
 use snapshot_format::verify::ROOT_DISK;
@@ -11,8 +12,8 @@ use super::BootCache;
 use crate::file_error::FileError;
 use crate::home::make_private_dir;
 use crate::machine::{
-    BaseMap, MachineDir, MachineDirError, NodesIn, WholePoints, create_overlay, replace_file,
-    whole_points,
+    BaseMap, MachineDir, MachineDirError, NodesIn, PointFile, create_overlay, pin_whole_points,
+    replace_file,
 };
 use crate::point::{History, PointError, link_record, record_file_name};
 
@@ -26,12 +27,13 @@ pub(crate) struct FoundPoint {
 }
 
 impl FoundPoint {
-    /// The point and those of the earlier ones that have all their chunks.
-    pub(crate) fn whole(&self) -> Result<WholePoints<'_>, PointError> {
+    /// Gives the packs of the point, and of those of the earlier ones that have all their chunks, names in `target`. Returns
+    /// these points, its own first.
+    pub(crate) fn pin_into(&self, target: &Path) -> Result<Vec<PointFile<'_>>, PointError> {
         let own = self.history.own().id();
-        let whole = whole_points(self.history.sound(), &self.packs)?;
-        match whole.points.first() {
-            Some((point, _)) if point.id() == own => Ok(whole),
+        let pinned = pin_whole_points(self.history.sound(), &self.packs, target)?;
+        match pinned.first() {
+            Some((point, _)) if point.id() == own => Ok(pinned),
             _ => Err(PointError::Unsound {
                 id: own.short(),
                 findings: vec!["some of its chunks are lost".to_owned()],
@@ -103,9 +105,7 @@ pub(crate) fn fill_from_point(
     for path in [dir.packs(), dir.records(), dir.disk()] {
         make_private_dir(&path)?;
     }
-    let whole = found.whole()?;
-    found.packs.pin_into(&dir.packs(), &whole.chunks)?;
-    for (point, file) in whole.points {
+    for (point, file) in found.pin_into(&dir.packs())? {
         link_record(file, &dir.records().join(record_file_name(&point.id())))?;
     }
     let own = PackSet::open([dir.packs()]);

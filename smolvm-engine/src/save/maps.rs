@@ -1,6 +1,7 @@
 //! The maps of a point that is being made: former nodes are read from the machine, new ones are stored.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock};
 
 use cas_store::{Capture, ChunkId, PackSet, ReadError, StoreError};
@@ -21,14 +22,18 @@ pub(crate) enum MapsError {
     Change(#[from] ChangeError<ReadError, StoreError>),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("{count} chunks are in none of the machine's packs")]
-    Missing { count: usize },
+    #[error(
+        "{count} chunks that did not change are lost: none of the machine's packs has them undamaged"
+    )]
+    Lost { count: usize },
 }
 
 /// Makes maps for one capture.
 pub(crate) struct Maps<'a> {
     capture: &'a Capture,
     machine_packs: &'a PackSet,
+    /// Directories with copies of some of these.
+    elsewhere: &'a [PathBuf],
     reader: MapReader<Nodes<'a>>,
 }
 
@@ -61,11 +66,18 @@ impl NodeSource for Nodes<'_> {
 }
 
 impl<'a> Maps<'a> {
-    /// Maps for `capture` of a machine with these packs, whose disk has this base.
-    pub(crate) fn new(capture: &'a Capture, machine_packs: &'a PackSet, base: &BaseMap) -> Self {
+    /// Maps for `capture` of a machine with these packs, whose disk has this base. Where a pack is damaged, its chunks are looked
+    /// for `elsewhere`.
+    pub(crate) fn new(
+        capture: &'a Capture,
+        machine_packs: &'a PackSet,
+        elsewhere: &'a [PathBuf],
+        base: &BaseMap,
+    ) -> Self {
         Self {
             capture,
             machine_packs,
+            elsewhere,
             reader: MapReader::new(Nodes {
                 new: RwLock::default(),
                 base: base.nodes().clone(),
@@ -122,10 +134,20 @@ impl<'a> Maps<'a> {
                 self.capture.put(node)?;
             }
         }
-        let adopted = self.capture.adopt(self.machine_packs, &ids)?;
-        match adopted.missing.len() {
+        let mut lost = self.capture.adopt(self.machine_packs, &ids)?.missing;
+        if !lost.is_empty() {
+            tracing::warn!(
+                chunks = lost.len(),
+                "chunks of the machine are lost; copies are looked for"
+            );
+            lost = self
+                .capture
+                .adopt(&PackSet::open(self.elsewhere), &lost)?
+                .missing;
+        }
+        match lost.len() {
             0 => Ok(ids),
-            count => Err(MapsError::Missing { count }),
+            count => Err(MapsError::Lost { count }),
         }
     }
 }

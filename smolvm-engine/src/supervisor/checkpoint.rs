@@ -51,6 +51,8 @@ pub(super) struct CaptureState {
     pub(super) base: Option<Arc<Point>>,
     /// The machine's packs hold much that it does not need any more.
     pub(super) sparse: bool,
+    /// The machine's packs do not hold all that their indexes say.
+    pub(super) damaged: bool,
     /// The layer that the VMM's disk writes to, by name, as far as is known.
     pub(super) vmm_top: Option<String>,
     /// What tells whether anything changed since the head was saved.
@@ -150,7 +152,27 @@ struct SharedMemory {
     booted: bool,
 }
 
+/// Saves the machine. Where chunks that did not change are lost, all of memory is captured: the guest still has it.
 fn save(
+    shared: &Shared,
+    request: &CheckpointRequest,
+    progress: OnProgress<'_>,
+    state: &mut CaptureState,
+    beside: Beside<'_, '_>,
+) -> Result<CheckpointDone, CheckpointError> {
+    let again = matches!(beside, Beside::Nothing) && state.base.is_some();
+    match save_once(shared, request, progress, state, beside) {
+        Err(error) if again && error.is_loss() => {
+            tracing::warn!(error = %crate::error_chain::chain(&error), "all of memory is saved");
+            state.base = None;
+            state.damaged = true;
+            save_once(shared, request, progress, state, Beside::Nothing)
+        }
+        result => result,
+    }
+}
+
+fn save_once(
     shared: &Shared,
     request: &CheckpointRequest,
     progress: OnProgress<'_>,
@@ -319,7 +341,8 @@ impl Run<'_> {
         Phase::LayerAdded.reached();
         let base = state.base.clone();
         let disk_base = BaseMap::read(&self.shared.dir.disk().join(&machine.disk.base))?;
-        let maps = Maps::new(&capture, machine_packs, &disk_base);
+        let elsewhere = machine.packs_elsewhere(&self.shared.default_store);
+        let maps = Maps::new(&capture, machine_packs, &elsewhere, &disk_base);
         let mut sink = ChunkSink::new(&capture, machine.spec.memory_bytes)?;
         let leaves = way_back.is_some();
         let how = Capturing {
@@ -415,7 +438,7 @@ impl Run<'_> {
         let pinned_before = self.pinned_packs()?;
         let output = self.output.take();
         let published = self
-            .pin_into_machine(new, job.machine_packs)
+            .pin_into_machine(new, (!state.damaged).then_some(job.machine_packs))
             .and_then(|()| self.publish(job.store, job.request, output, machine, new));
         if let Err(error) = published {
             self.unpin(&point.id(), &pinned_before);

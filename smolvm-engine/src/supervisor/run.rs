@@ -178,7 +178,7 @@ fn start(
         vsock_cid: GUEST_CID,
         disk_bytes: machine.spec.disk_bytes,
         pack_directories: vec![dir.packs()],
-        other_pack_directories: other_packs(home, &machine),
+        other_pack_directories: machine.packs_elsewhere(&home.store()),
         branchable: machine.branchable,
         restore: restore.is_some(),
         inherited: inherited.as_ref().map(|from| from.descriptors.len()),
@@ -237,11 +237,10 @@ fn start(
         restored,
         rebooted: AtomicBool::new(false),
         capture: Mutex::new(CaptureState {
-            sparse: false,
             begun_at,
             base,
             vmm_top: machine.disk.layers.last().cloned(),
-            quiet: None,
+            ..CaptureState::default()
         }),
         dialer: vmm.dialer.clone(),
         live: Mutex::default(),
@@ -252,16 +251,6 @@ fn start(
         signals::stop_when_told(&shared);
     }
     Ok((shared, vmm))
-}
-
-/// Where copies of the machine's packs may be: in the stores that it was saved into.
-fn other_packs(home: &Home, machine: &MachineFile) -> Vec<PathBuf> {
-    let stores = [Some(home.store()), machine.store.clone()];
-    let packs = stores
-        .into_iter()
-        .flatten()
-        .map(|store| store.join("packs"));
-    packs.filter(|packs| packs.is_dir()).collect()
 }
 
 /// The point that the start goes on at.

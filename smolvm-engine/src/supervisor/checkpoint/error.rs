@@ -6,7 +6,7 @@ use thiserror::Error;
 use crate::channel::ChannelError;
 use crate::error_chain::full_hint;
 use crate::file_error::FileError;
-use crate::machine::{BaseMapError, MachineDirError};
+use crate::machine::{BaseMapError, MachineDirError, is_damage};
 use crate::point::PointError;
 use crate::save::chunk_sink::SinkError;
 use crate::save::disk_capture::DiskCaptureError;
@@ -55,6 +55,19 @@ pub(crate) enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// Whether the reason is that chunks are lost.
+    pub(super) fn is_loss(&self) -> bool {
+        match self {
+            Self::Maps(MapsError::Lost { .. }) => true,
+            // These pass for the errors that they hold.
+            Self::Store(error)
+            | Self::Maps(MapsError::Store(error))
+            | Self::Sink(SinkError::Store(error))
+            | Self::Disk(DiskCaptureError::Store(error)) => error.is_damage(),
+            error => is_damage(error),
+        }
+    }
+
     /// The next step, where there is one.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {

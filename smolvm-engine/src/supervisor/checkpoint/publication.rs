@@ -30,18 +30,22 @@ pub(super) struct NewPoint<'a> {
 }
 
 impl Run<'_> {
-    /// The machine keeps the point by itself: whatever happens to the store, it goes on.
+    /// The machine keeps the point by itself: whatever happens to the store, it goes on. `sound` are its packs, if they hold what
+    /// they should.
     pub(super) fn pin_into_machine(
         &self,
         new: &NewPoint<'_>,
-        machine_packs: &PackSet,
+        sound: Option<&PackSet>,
     ) -> Result<(), CheckpointError> {
         let dir = &self.shared.dir;
-        // What it has already may lie in other packs of the store, which it gave up before.
-        let lacking = machine_packs
-            .missing(new.chunks)
-            .map_err(PointError::from)?;
-        new.sealed.pin_into(&dir.packs(), &lacking)?;
+        match sound {
+            // What it has already may lie in other packs of the store, which it gave up before.
+            Some(packs) => {
+                let lacking = packs.missing(new.chunks).map_err(PointError::from)?;
+                new.sealed.pin_into(&dir.packs(), &lacking)?;
+            }
+            None => drop(new.sealed.pin_into(&dir.packs(), new.chunks)?),
+        }
         let path = dir.records().join(record_file_name(&new.point.id()));
         if !path.exists() {
             write_synced(&path, new.record)?;
