@@ -1,21 +1,27 @@
 //! Ctrl-C and its kin while a command runs in a machine.
 //!
 //! Whoever has something to put in order first asks for a [`Watch`]; all other commands die of these
-//! signals as programs do.
+//! signals as programs do. Those that watch die of them too, in the end: a shell ends its loop only if it sees that.
 
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::emulate_default_handler;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, interrupted};
+
+/// The last signal that asked to end and was watched for; 0: none.
+static ASKED_BY: AtomicI32 = AtomicI32::new(0);
 
 /// What a watcher does about a signal.
 pub(crate) enum Answer {
     /// Nothing further.
     GoOn,
-    /// End the process with this exit code.
-    Exit(u8),
+    /// End the process as the signal of this number does.
+    End(i32),
 }
 
 /// A signal that is watched for.
@@ -44,10 +50,13 @@ impl Watch {
             for number in signals.forever() {
                 let signal = match number {
                     SIGWINCH => Signal::Resized,
-                    number => Signal::End(number),
+                    number => {
+                        ASKED_BY.store(number, Ordering::SeqCst);
+                        Signal::End(number)
+                    }
                 };
-                if let Answer::Exit(code) = answer(signal) {
-                    std::process::exit(code.into());
+                if let Answer::End(number) = answer(signal) {
+                    die_of(number);
                 }
             }
         };
@@ -56,6 +65,22 @@ impl Watch {
             .spawn(watch)
             .map_err(Failure::host("watch for signals"))?;
         Ok(Self { handle })
+    }
+}
+
+/// Ends the process as a signal does that nobody watches for.
+fn die_of(number: i32) -> ! {
+    // It returns for signals only that do not end a process.
+    let _ = emulate_default_handler(number);
+    std::process::exit(interrupted(number).into())
+}
+
+/// The process is about to end with this code. Where that is a signal's, which was passed on to the command in the machine, this
+/// process dies of it as well.
+pub(crate) fn die_of_what_was_passed_on(code: ExitCode) {
+    let number = ASKED_BY.load(Ordering::SeqCst);
+    if number != 0 && code == ExitCode::from(interrupted(number)) {
+        die_of(number);
     }
 }
 

@@ -21,10 +21,12 @@ fn main() -> ExitCode {
     match args::parse(std::env::args_os()) {
         Ok(cli) => {
             let printer = output::Printer::new(cli.json);
-            match commands::run(cli.command, &printer) {
+            let code = match commands::run(cli.command, &printer) {
                 Ok(code) => code,
                 Err(failure) => printer.failure(&failure),
-            }
+            };
+            interrupt::die_of_what_was_passed_on(code);
+            code
         }
         Err(refusal) => output::refusal(refusal),
     }

@@ -58,10 +58,10 @@ pub use api::{
     AgentConnection, Archived, BranchChild, BranchOptions, Branched, Checkpoint, CheckpointOptions,
     CreateFromOptions, CreateOptions, DEFAULT_HISTORY, DeterministicError, DeterministicMachine,
     Engine, EngineError, EngineOptions, ErrorCode, ExecOptions, ExecOutput, ExecSession,
-    ExecWriter, ExportOptions, KeptState, LastAutosave, LeftState, LogEntry, MAX_BRANCH_CHILDREN,
-    MachineDigest, MachineInfo, MachineState, PointSource, Problem, RepairSource, Repaired, Saving,
-    StartOptions, Started, StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint,
-    VerifyLevel, VerifyOptions, VerifySource, doctor, process,
+    ExecWriter, ExportOptions, KeptState, LastAutosave, LeftState, LogEntry, LogPart,
+    MAX_BRANCH_CHILDREN, MachineDigest, MachineInfo, MachineState, PointSource, Problem,
+    RepairSource, Repaired, Saving, StartOptions, Started, StopOptions, Stopped, UndoOptions,
+    Undone, Verification, VerifiedPoint, VerifyLevel, VerifyOptions, VerifySource, doctor, process,
 };
 pub use channel::ChannelError;
 pub use durable_files::FileError;

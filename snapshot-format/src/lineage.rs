@@ -46,7 +46,7 @@ pub enum LineageError {
 pub enum ResolveError {
     /// Neither `~N` nor an id.
     #[error(
-        "{asked:?} names no generation: give `~N`, an id, or at least the first {MIN_PREFIX_DIGITS} digits of one"
+        "{asked:?} names no generation: give `~N`, an id, at least the first {MIN_PREFIX_DIGITS} digits of one, or its message"
     )]
     Spelling {
         /// The text.
@@ -69,6 +69,14 @@ pub enum ResolveError {
         asked: IdPrefix,
         /// The ids there are, `~0` first.
         existing: Vec<CheckpointId>,
+    },
+    /// A message that several generations have.
+    #[error("{} generations have the message {asked:?}: {}; name one by its id", candidates.len(), Names(candidates))]
+    SameMessage {
+        /// The message.
+        asked: String,
+        /// Their ids, `~0` first.
+        candidates: Vec<CheckpointId>,
     },
     /// A prefix that several generations share.
     #[error("{asked} names {} generations: {}; give more digits", candidates.len(), Names(candidates))]
@@ -132,7 +140,8 @@ impl Lineage {
         self.entries.iter().position(|entry| entry.id == *id)
     }
 
-    /// The generation that `asked` names: `~N`, a full id, or the first 8 or more digits of one.
+    /// The generation that `asked` names: `~N`, a full id, the first 8 or more digits of one, or, if it is nothing of these, the
+    /// whole message that it was saved with.
     ///
     /// # Errors
     /// It names none, or several; the error says which there are.
@@ -158,10 +167,10 @@ impl Lineage {
     }
 
     fn resolve_id(&self, asked: &str) -> Result<&LineageEntry, ResolveError> {
-        let prefix = IdPrefix::parse(asked).map_err(|source| ResolveError::Spelling {
-            asked: asked.to_owned(),
-            source: Some(source),
-        })?;
+        let prefix = match IdPrefix::parse(asked) {
+            Ok(prefix) => prefix,
+            Err(source) => return self.resolve_message(asked, source),
+        };
         let ids = |entries: &[&LineageEntry]| entries.iter().map(|entry| entry.id).collect();
         let named = |entry: &&LineageEntry| prefix.matches(&entry.id);
         let candidates: Vec<_> = self.entries.iter().filter(named).collect();
@@ -174,6 +183,27 @@ impl Lineage {
             several => Err(ResolveError::Ambiguous {
                 candidates: ids(several),
                 asked: prefix,
+            }),
+        }
+    }
+
+    fn resolve_message(
+        &self,
+        asked: &str,
+        no_id: InvalidId,
+    ) -> Result<&LineageEntry, ResolveError> {
+        let asked = asked.to_owned();
+        let said = |entry: &&LineageEntry| !asked.is_empty() && entry.message == asked;
+        let candidates: Vec<_> = self.entries.iter().filter(said).collect();
+        match candidates.as_slice() {
+            [entry] => Ok(entry),
+            [] => Err(ResolveError::Spelling {
+                asked,
+                source: Some(no_id),
+            }),
+            several => Err(ResolveError::SameMessage {
+                candidates: several.iter().map(|entry| entry.id).collect(),
+                asked,
             }),
         }
     }

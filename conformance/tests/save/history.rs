@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
-use smolvm_engine::chain;
+use smolvm_engine::{PointSource, chain};
 
 use crate::bed::{Bed, Saved, copy_bytes, long, machine};
 
@@ -179,7 +179,10 @@ fn the_history_is_limited_and_the_log_remembers() {
         let file = format!("{number}.checkpoint");
         let saved = bed.try_save("source", &file, |options| options.history = limit);
         ids.push(saved.expect("saved").id);
-        let log = bed.engine.checkpoint_log(&bed.path(&file)).expect("log");
+        let log = bed
+            .engine
+            .checkpoint_log(&PointSource::Directory(bed.path(&file)))
+            .expect("log");
         let logged: Vec<_> = log.iter().map(|entry| entry.id.clone()).collect();
         let earlier = number.min(limit);
         let expected: Vec<_> = ids.iter().rev().take(earlier + 1).cloned().collect();

@@ -18,8 +18,8 @@ pub(crate) struct MachineShape {
     /// store
     #[arg(long, value_name = "POINT")]
     pub(crate) from: Option<PathBuf>,
-    /// Which generation of --from: `~N`, a full id, or its first 8 or more digits [default: ~0]
-    #[arg(long, value_name = "GENERATION", requires = "from")]
+    /// Which generation of --from: `~N`, an id, its first 8 or more digits, or a message [default: ~0]
+    #[arg(long, value_name = "GENERATION", requires = "from", value_parser = values::generation)]
     pub(crate) at: Option<String>,
     /// Keep host name, machine id and keys of the point
     #[arg(long, requires = "from")]

@@ -229,6 +229,9 @@ pub(crate) struct LogsArgs {
     /// Go on until the machine ends
     #[arg(short, long)]
     pub(crate) follow: bool,
+    /// Only the last lines
+    #[arg(long, value_name = "LINES")]
+    pub(crate) tail: Option<u64>,
 }
 
 /// `machine checkpoint`.
@@ -257,8 +260,8 @@ pub(crate) struct CheckpointArgs {
 pub(crate) struct UndoArgs {
     #[command(flatten)]
     pub(crate) machine: Named,
-    /// Point: ~N counted from the last one, an id, or the beginning of one [default: the last one]
-    #[arg(long, value_name = "GEN")]
+    /// Point: ~N counted from the last one, an id, the beginning of one, or a message [default: the last one]
+    #[arg(long, value_name = "GEN", value_parser = values::generation)]
     pub(crate) to: Option<String>,
     /// Give the present state up instead of saving it first
     #[arg(long)]
@@ -333,10 +336,12 @@ pub(crate) struct AutosaveArgs {
 
 /// `machine checkpoint-log`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: smolvm checkpoint-log ./before.checkpoint")]
+#[command(
+    after_help = "Examples: smolvm checkpoint-log agent\n          smolvm checkpoint-log ./before.checkpoint"
+)]
 pub(crate) struct CheckpointLogArgs {
-    /// A checkpoint [default: the default store, as with --store]
-    #[arg(value_name = "X.checkpoint", conflicts_with = "store")]
+    /// A checkpoint, the id of a point in the default store, or a machine [default: the default store, as with --store]
+    #[arg(value_name = "X.checkpoint|ID|NAME", conflicts_with = "store")]
     pub(crate) point: Option<PathBuf>,
     /// List all points of a store, oldest first
     #[arg(long, value_name = "DIR")]
@@ -382,8 +387,8 @@ pub(crate) struct CheckpointExportArgs {
     /// File to make; - is stdout
     #[arg(short, long, value_name = "FILE|-")]
     pub(crate) output: PathBuf,
-    /// Which generation: ~N, an id, or the beginning of one [default: the newest]
-    #[arg(long, value_name = "GEN")]
+    /// Which generation: ~N, an id, the beginning of one, or a message [default: the newest]
+    #[arg(long, value_name = "GEN", value_parser = values::generation)]
     pub(crate) at: Option<String>,
     /// Earlier points that go with it
     #[arg(long, value_name = "N", default_value_t = DEFAULT_HISTORY)]

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Fewest digits by which a point is named.
+pub(crate) const SHORTEST_ID: usize = 8;
+
 /// A size with its unit: `512M`, `1G`, `2GiB`. Units are powers of 1024.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is not a size; write a number and its unit, as 512M or 2G");
@@ -48,6 +51,16 @@ pub(crate) fn percent(text: &str) -> Result<u8, String> {
     percent.ok_or_else(|| format!("`{text}` is not a part; write it as 5% or 5, from 1 to 100"))
 }
 
+/// A generation. `~N` also as `N`: zsh takes `~1` for a directory, and no id is that short.
+pub(crate) fn generation(text: &str) -> Result<String, String> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.len() {
+        0 => Err("name a point: ~N, an id, or its message".to_owned()),
+        1..SHORTEST_ID if is_number => Ok(format!("~{text}")),
+        _ => Ok(text.to_owned()),
+    }
+}
+
 /// `KEY=VALUE`.
 pub(crate) fn assignment(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
@@ -67,6 +80,15 @@ mod tests {
         for wrong in ["", "%", "0", "101%", "5 %", "-1", "half", "5%%"] {
             assert!(percent(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_number_is_a_generation_unless_it_may_be_an_id() {
+        assert_eq!(generation("1"), Ok("~1".into()));
+        for same in ["~1", "12345678", "c4c23a7c", "before migrate"] {
+            assert_eq!(generation(same), Ok(same.into()));
+        }
+        assert!(generation("").is_err());
     }
 
     #[test]

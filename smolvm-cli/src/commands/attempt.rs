@@ -7,7 +7,7 @@ use smolvm_engine::{CheckpointOptions, Engine, ExecOptions, MachineName, UndoOpt
 use super::session::{self, Foreground};
 use super::{describe, exec, terminal, undo};
 use crate::args::TryArgs;
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::interrupt::{Answer, Watch};
 use crate::output::Printer;
 
@@ -41,7 +41,7 @@ pub(crate) fn attempt(
             if let Err(error) = interrupted.go() {
                 interrupted.printer.failure(&error);
             }
-            Answer::Exit(failure::interrupted(number))
+            Answer::End(number)
         }
     })?;
     let run = |options| session::run(engine, printer, &way_back.name, options, &foreground);

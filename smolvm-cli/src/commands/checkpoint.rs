@@ -1,11 +1,12 @@
 //! `machine checkpoint` and `machine checkpoint-log`.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::json;
-use smolvm_engine::{Checkpoint, CheckpointOptions, Engine, LogEntry, format_utc};
+use smolvm_engine::{Checkpoint, CheckpointOptions, Engine, LogEntry, MachineName, format_utc};
 
+use super::create;
 use crate::args::{CheckpointArgs, CheckpointLogArgs};
 use crate::failure::Failure;
 use crate::output::{self, Object, Printer, object};
@@ -81,24 +82,47 @@ pub(crate) fn log(
     printer: &Printer,
     args: CheckpointLogArgs,
 ) -> Result<(), Failure> {
-    let entries = match &args.point {
-        Some(point) => engine.checkpoint_log(point)?,
-        None => engine.store_log(args.store.as_deref(), args.machine.as_ref())?,
+    let (entries, hint) = match args.point {
+        Some(point) => of_point_or_machine(engine, point)?,
+        None => {
+            let log = engine.store_log(args.store.as_deref(), args.machine.as_ref())?;
+            (log, None)
+        }
     };
     for entry in &entries {
         printer.result(describe_entry(entry), &line(entry))?;
     }
-    if let Some(point) = &args.point {
-        printer.note(&restore_with(point));
+    if let Some(hint) = hint {
+        printer.note(&hint);
     }
     Ok(())
 }
 
-fn restore_with(point: &Path) -> String {
-    format!(
+/// The log of what is named, with what one does with it. A machine is meant only where nothing else can be.
+fn of_point_or_machine(
+    engine: &Engine,
+    named: PathBuf,
+) -> Result<(Vec<LogEntry>, Option<String>), Failure> {
+    let machine = named
+        .to_str()
+        .and_then(|name| name.parse::<MachineName>().ok());
+    let machine = machine.filter(|_| !named.exists());
+    let machine = machine.filter(|name| engine.machine(name).is_ok());
+    if let Some(name) = machine {
+        let entries = engine.machine_log(&name)?;
+        let hint = match entries.is_empty() {
+            true => {
+                format!("no points yet; save one with: smolvm machine checkpoint --name {name}")
+            }
+            false => format!("go back to one with: smolvm machine undo --name {name} --to '~N'"),
+        };
+        return Ok((entries, Some(hint)));
+    }
+    let hint = format!(
         "restore one with: smolvm machine create --name NEW --from {} --at '~N'",
-        point.display()
-    )
+        named.display()
+    );
+    Ok((engine.checkpoint_log(&create::source(named))?, Some(hint)))
 }
 
 fn line(entry: &LogEntry) -> String {

@@ -9,12 +9,10 @@ use smolvm_engine::{
 };
 
 use super::describe;
+use crate::args::values::SHORTEST_ID;
 use crate::args::{CreateArgs, MachineShape, RenameArgs};
 use crate::failure::Failure;
 use crate::output::{Printer, object};
-
-/// Fewest digits by which a point is named.
-const SHORTEST_ID: usize = 8;
 
 /// `machine create`.
 pub(crate) fn create(engine: &Engine, printer: &Printer, args: CreateArgs) -> Result<(), Failure> {
@@ -67,7 +65,7 @@ impl Plan {
         };
         Ok(Self::Point(Box::new(CreateFromOptions {
             name,
-            at: shape.at.map(generation),
+            at: shape.at,
             cpus: shape.cpus,
             memory_bytes: shape.mem,
             disk_bytes: shape.disk,
@@ -105,12 +103,6 @@ fn id(text: &Path) -> Option<String> {
     is_id.then(|| text.to_ascii_lowercase())
 }
 
-/// `~N` also as `N`: zsh takes `~1` for a directory, and no id is that short.
-fn generation(at: String) -> String {
-    let is_number = at.len() < SHORTEST_ID && at.bytes().all(|byte| byte.is_ascii_digit());
-    if is_number { format!("~{at}") } else { at }
-}
-
 /// `machine rename`.
 pub(crate) fn rename(engine: &Engine, printer: &Printer, args: RenameArgs) -> Result<(), Failure> {
     let (name, to) = args.resolve().ok_or_else(|| Failure::Usage {
@@ -139,13 +131,5 @@ mod tests {
             source("c4c23a7c.checkpoint"),
             directory("c4c23a7c.checkpoint")
         );
-    }
-
-    #[test]
-    fn a_number_is_a_generation_unless_it_may_be_an_id() {
-        assert_eq!(generation("1".into()), "~1");
-        assert_eq!(generation("~1".into()), "~1");
-        assert_eq!(generation("12345678".into()), "12345678");
-        assert_eq!(generation("c4c23a7c".into()), "c4c23a7c");
     }
 }

@@ -8,7 +8,7 @@ use smolvm_engine::{Engine, ExecOptions, MachineName};
 use super::session::{self, Foreground};
 use super::terminal;
 use crate::args::{CommandArgs, ExecArgs, ShellArgs};
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::interrupt::{Answer, Watch};
 use crate::output::{Printer, object};
 
@@ -93,7 +93,7 @@ fn in_front(
         None => Answer::GoOn,
         Some(number) => {
             terminal::restore();
-            Answer::Exit(failure::interrupted(number))
+            Answer::End(number)
         }
     })?;
     session::run(engine, printer, name, options, &foreground)

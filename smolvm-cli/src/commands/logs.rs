@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use smolvm_engine::{Engine, EngineError};
+use smolvm_engine::{Engine, EngineError, LogPart};
 
 use crate::args::LogsArgs;
 use crate::failure::Failure;
@@ -18,7 +18,10 @@ pub(crate) fn logs(engine: &Engine, args: LogsArgs) -> Result<(), Failure> {
         Box::new(stdout)
     };
     let mut failed = None;
-    let result = engine.read_console(&name, args.follow, &mut |bytes| {
+    let mut part = LogPart::default();
+    part.follow = args.follow;
+    part.last_lines = args.tail;
+    let result = engine.read_console(&name, part, &mut |bytes| {
         to.write_all(bytes).map_err(|error| {
             let kind = error.kind();
             failed = Some(error);

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use smolvm_engine::{Engine, EngineError, MachineName, StartOptions};
+use smolvm_engine::{Engine, EngineError, LogPart, MachineName, StartOptions};
 
 use super::create::Plan;
 use super::session::{self, Foreground};
 use super::{exec, terminal};
 use crate::args::RunArgs;
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::interrupt::{Answer, Signal, Watch};
 use crate::output::Printer;
 
@@ -123,13 +123,13 @@ impl Passing {
             self.engine.force_off(&name);
         }
         match self.delete() {
-            Ok(()) => Answer::Exit(failure::interrupted(number)),
+            Ok(()) => Answer::End(number),
             Err(error) => {
                 Printer::new(false).warning(&format!(
                     "the machine was not deleted: {}",
                     smolvm_engine::chain(&error)
                 ));
-                Answer::Exit(failure::interrupted(number))
+                Answer::End(number)
             }
         }
     }
@@ -176,10 +176,12 @@ impl Passing {
         );
         if unheard {
             let mut tail = ConsoleTail::default();
-            let read = self.engine.read_console(&name, false, &mut |bytes| {
-                tail.add(bytes);
-                Ok(())
-            });
+            let read = self
+                .engine
+                .read_console(&name, LogPart::default(), &mut |bytes| {
+                    tail.add(bytes);
+                    Ok(())
+                });
             match read {
                 Ok(()) => tail.show(printer),
                 Err(error) => printer.warning(&format!(

@@ -8,6 +8,7 @@ use std::time::Duration;
 use cas_store::{DirectoryState, Store};
 use snapshot_format::{CheckpointId, LineageEntry};
 
+use super::create_from::PointSource;
 use super::phases::Phases;
 use super::place::{check_output, check_store, own_default_store};
 use crate::api::Engine;
@@ -15,7 +16,9 @@ use crate::api::error::EngineError;
 use crate::channel::control::{CheckpointDone, CheckpointRequest, Control, ControlReply};
 use crate::machine::DEFAULT_HISTORY;
 use crate::name::MachineName;
-use crate::point::{CheckpointDir, Generation};
+use crate::point::{
+    Generation, History, MAX_GENERATIONS, PointError, read_point, record_file_name,
+};
 use crate::progress::Progress;
 
 /// How to save a machine.
@@ -157,19 +160,27 @@ impl Engine {
         })
     }
 
-    /// The log of a checkpoint directory: its own point first, then its parents. Changes nothing.
-    pub fn checkpoint_log(&self, path: &Path) -> Result<Vec<LogEntry>, EngineError> {
-        let history = CheckpointDir::new(path).history()?;
-        let own = LineageEntry::from(history.own());
-        let mut entries = vec![log_entry(&own, Some(0), false)];
-        for (before, generation) in history.earlier().iter().enumerate() {
-            let mut entry = log_entry(&generation.entry(), Some(before + 1), false);
-            if let Generation::Broken { reason, .. } = generation {
-                entry.damaged = Some(reason.clone());
-            }
-            entries.push(entry);
-        }
-        Ok(entries)
+    /// The log of a point: itself first, then its parents. Changes nothing.
+    pub fn checkpoint_log(&self, source: &PointSource) -> Result<Vec<LogEntry>, EngineError> {
+        Ok(generations(&self.find_point(source, None)?.history))
+    }
+
+    /// The log of what a machine can go back to by itself: its head first, then the parents; nothing before it was saved. Changes
+    /// nothing.
+    pub fn machine_log(&self, name: &MachineName) -> Result<Vec<LogEntry>, EngineError> {
+        let Some(head) = self.read(name)?.head else {
+            return Ok(Vec::new());
+        };
+        let head: CheckpointId = head.parse().map_err(PointError::Id)?;
+        let records = self.dir(name).records();
+        let file = records.join(record_file_name(&head));
+        let point = read_point(&file, Some(head))?;
+        Ok(generations(&History::follow(
+            point,
+            &file,
+            &records,
+            MAX_GENERATIONS,
+        )))
     }
 
     /// The log of a store, oldest first, each point behind its parent whatever the clock said; also points whose data is
@@ -203,6 +214,20 @@ impl Engine {
         let entry = |(line, gone): &(LineageEntry, bool)| log_entry(line, None, *gone);
         Ok(lines.iter().map(entry).collect())
     }
+}
+
+/// What the log says of a point and its parents.
+fn generations(history: &History) -> Vec<LogEntry> {
+    let own = LineageEntry::from(history.own());
+    let mut entries = vec![log_entry(&own, Some(0), false)];
+    for (before, generation) in history.earlier().iter().enumerate() {
+        let mut entry = log_entry(&generation.entry(), Some(before + 1), false);
+        if let Generation::Broken { reason, .. } = generation {
+            entry.damaged = Some(reason.clone());
+        }
+        entries.push(entry);
+    }
+    entries
 }
 
 /// Oldest first, but no point before its parent: a clock may have been set back between them.

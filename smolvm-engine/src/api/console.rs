@@ -21,10 +21,19 @@ const MAX_SEARCHED_BYTES: u64 = 32 << 20;
 /// Looks after which it is taken to be gone.
 const LOOKS_WITHOUT: u32 = 3;
 
+/// Which part of a machine's log is read: by default all there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct LogPart {
+    /// Also what comes until the machine has ended.
+    pub follow: bool,
+    /// Of what is there, only so many of the last lines.
+    pub last_lines: Option<u64>,
+}
+
 impl Engine {
     /// Gives a machine's log to `sink`: its serial console and the output of detached commands, all
-    /// starts one after the other. With `follow` it goes on until the machine has ended, or `sink`
-    /// fails. A machine that was never started has an empty log.
+    /// starts one after the other, until the end or until `sink` fails. A machine that was never started has an empty log.
     ///
     /// # Errors
     ///
@@ -32,13 +41,16 @@ impl Engine {
     pub fn read_console(
         &self,
         name: &MachineName,
-        follow: bool,
+        part: LogPart,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), EngineError> {
         let mut log = LogReader::new(self.console_log(name)?);
+        if let Some(lines) = part.last_lines {
+            log.skip_to_last(lines)?;
+        }
         loop {
             // Asked before reading: what is written before the end is then read after it.
-            let goes_on = follow && self.dir(name).is_running()?;
+            let goes_on = part.follow && self.dir(name).is_running()?;
             log.read_new(!goes_on, sink)?;
             if !goes_on {
                 return Ok(());
@@ -71,12 +83,8 @@ impl LogReader {
         }
     }
 
-    /// Passes on what is new. `last`: nothing comes after this.
-    fn read_new(
-        &mut self,
-        last: bool,
-        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> Result<(), FileError> {
+    /// The log, once there is one.
+    fn open(&mut self) -> Result<Option<&File>, FileError> {
         if self.file.is_none() {
             self.file = match File::open(&self.path) {
                 Ok(file) => Some(file),
@@ -84,6 +92,36 @@ impl LogReader {
                 Err(error) => return Err(FileError::at("open", &self.path)(error)),
             };
         }
+        Ok(self.file.as_ref())
+    }
+
+    /// Passes over all but the last lines of what is there.
+    fn skip_to_last(&mut self, lines: u64) -> Result<(), FileError> {
+        let Some(file) = self.open()? else {
+            return Ok(());
+        };
+        let begin = begin_of_last(file, lines).and_then(|begin| {
+            let before = begin.min(TAIL_BYTES as u64);
+            let mut tail = vec![0; before as usize];
+            file.read_exact_at(&mut tail, begin - before)?;
+            Ok((begin, tail))
+        });
+        (self.position, self.tail) = match begin {
+            Ok(found) => found,
+            // Cut just now: what it has now is the newest.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => (0, Vec::new()),
+            Err(error) => return Err(FileError::at("read", &self.path)(error)),
+        };
+        Ok(())
+    }
+
+    /// Passes on what is new. `last`: nothing comes after this.
+    fn read_new(
+        &mut self,
+        last: bool,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), FileError> {
+        self.open()?;
         let Some(file) = &self.file else {
             return Ok(());
         };
@@ -113,6 +151,33 @@ impl LogReader {
             self.tail.drain(..surplus);
         }
     }
+}
+
+/// Where the last lines of a file begin; the last one may lack its line feed.
+fn begin_of_last(file: &File, lines: u64) -> io::Result<u64> {
+    let length = file.metadata()?.len();
+    if lines == 0 {
+        return Ok(length);
+    }
+    let mut block = vec![0; BLOCK_BYTES];
+    let (mut found, mut end) = (0, length);
+    while end > 0 {
+        let begin = end.saturating_sub(BLOCK_BYTES as u64);
+        let part = &mut block[..(end - begin) as usize];
+        file.read_exact_at(part, begin)?;
+        for (at, byte) in part.iter().enumerate().rev() {
+            let after = begin + at as u64 + 1;
+            // That at the very end ends the last line.
+            if *byte == b'\n' && after < length {
+                found += 1;
+                if found == lines {
+                    return Ok(after);
+                }
+            }
+        }
+        end = begin;
+    }
+    Ok(0)
 }
 
 /// Where in the file `tail` ends, which did so at `position` before: there still, or elsewhere since the file was cut. `None`: it is
@@ -145,6 +210,39 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn the_last_lines_are_read_from_where_they_begin() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let last = |content: &[u8], lines| {
+            fs::write(&path, content).unwrap();
+            let mut log = LogReader::new(path.clone());
+            log.skip_to_last(lines).unwrap();
+            let mut heard = Vec::new();
+            let sink = &mut |bytes: &[u8]| {
+                heard.extend_from_slice(bytes);
+                Ok(())
+            };
+            log.read_new(false, sink).unwrap();
+            // What comes later is not lost.
+            fs::write(&path, [content, b"more"].concat()).unwrap();
+            log.read_new(true, sink).unwrap();
+            String::from_utf8(heard).unwrap()
+        };
+        assert_eq!(last(b"a\nb\nc\n", 2), "b\nc\nmore");
+        assert_eq!(last(b"a\nb\nc", 2), "b\ncmore");
+        assert_eq!(last(b"a\nb\n", 0), "more");
+        assert_eq!(last(b"a\nb", 0), "more");
+        assert_eq!(last(b"a\nb\n", 9), "a\nb\nmore");
+        assert_eq!(last(b"", 3), "more");
+        assert_eq!(last(b"\n\n", 1), "\nmore");
+        let long = format!("{}\n{}\n", "x".repeat(BLOCK_BYTES), "y".repeat(BLOCK_BYTES));
+        assert_eq!(last(long.as_bytes(), 1).len(), BLOCK_BYTES + 5);
+        // A log that does not exist yet.
+        let mut log = LogReader::new(directory.path().join("none"));
+        log.skip_to_last(3).unwrap();
+    }
 
     #[test]
     fn no_line_of_a_log_that_is_cut_comes_twice() {

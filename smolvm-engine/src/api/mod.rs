@@ -41,6 +41,7 @@ pub use self::archive::{Archived, ExportOptions};
 pub use self::autosave::LastAutosave;
 pub use self::branch::{BranchChild, BranchOptions, Branched, MAX_BRANCH_CHILDREN};
 pub use self::checkpoint::{Checkpoint, CheckpointOptions, LogEntry};
+pub use self::console::LogPart;
 pub use self::control::AgentConnection;
 pub use self::create::CreateOptions;
 pub use self::create_from::{CreateFromOptions, PointSource};

@@ -54,7 +54,8 @@ impl Engine {
                     pinned: true,
                 });
             }
-            Some(asked) if asked.starts_with('~') => match relative(&dir, head, asked) {
+            // `~N`, or a message.
+            Some(asked) if IdPrefix::parse(asked).is_err() => match relative(&dir, head, asked) {
                 Err(PointError::Resolve(source)) => {
                     return Err(EngineError::NoGeneration {
                         name: name.clone(),
@@ -91,10 +92,7 @@ impl Engine {
             candidates,
             store: self.last_store(file),
         };
-        let prefix = IdPrefix::parse(asked).map_err(|error| EngineError::Invalid {
-            what: format!("{asked:?} names no point: {error}"),
-            hint: Some("give `~N`, an id, or at least its first 8 digits".to_owned()),
-        })?;
+        let prefix = IdPrefix::parse(asked).map_err(PointError::Id)?;
         let mut own = pinned_ids(dir)?;
         own.retain(|id| prefix.matches(id));
         match own.as_slice() {
@@ -152,7 +150,7 @@ fn pinned(dir: &MachineDir, id: CheckpointId) -> Result<FoundPoint, PointError> 
     })
 }
 
-/// `~N`, counted from the head.
+/// `~N`, counted from the head, or the message of the head or one of its parents.
 fn relative(dir: &MachineDir, head: CheckpointId, asked: &str) -> Result<FoundPoint, PointError> {
     let file = dir.records().join(record_file_name(&head));
     let head = read_point(&file, Some(head))?;
