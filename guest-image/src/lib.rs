@@ -7,6 +7,8 @@
 //! or built with Debian's tools, and never changes afterwards. Images are cut into chunks at import,
 //! so that a machine can link them and its first save need not hash them again.
 //!
+//! [`file_system`] reads the files of a disk that a guest has used.
+//!
 //! # Contract
 //!
 //! - A member appears whole and durable, or not at all. Nothing is ever replaced.
@@ -49,6 +51,7 @@
 
 mod artifact;
 mod budget;
+pub mod file_system;
 pub mod image;
 pub mod kernel;
 pub mod progress;

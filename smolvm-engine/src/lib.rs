@@ -43,6 +43,7 @@ pub mod backend;
 mod channel;
 mod error_chain;
 mod home;
+mod inside;
 mod machine;
 mod name;
 pub mod phase;
@@ -57,17 +58,20 @@ pub use agent_protocol;
 pub use api::{
     AgentConnection, Archived, BranchChild, BranchOptions, Branched, Checkpoint, CheckpointOptions,
     CreateFromOptions, CreateOptions, DEFAULT_HISTORY, DeterministicError, DeterministicMachine,
-    Engine, EngineError, EngineOptions, ErrorCode, ExecOptions, ExecOutput, ExecSession,
-    ExecWriter, ExportOptions, KeptState, LastAutosave, LeftState, LogEntry, LogPart,
-    MAX_BRANCH_CHILDREN, MachineDigest, MachineInfo, MachineState, PointSource, Problem,
-    RepairSource, Repaired, Saving, StartOptions, Started, StopOptions, Stopped, UndoOptions,
-    Undone, Verification, VerifiedPoint, VerifyLevel, VerifyOptions, VerifySource, doctor, process,
+    DiffSummary, Engine, EngineError, EngineOptions, ErrorCode, ExecOptions, ExecOutput,
+    ExecSession, ExecWriter, ExportOptions, KeptState, LastAutosave, LeftState, LogEntry, LogPart,
+    MAX_BRANCH_CHILDREN, MachineDigest, MachineInfo, MachineState, PointCopy, PointName,
+    PointSource, Problem, RepairSource, Repaired, Saving, StartOptions, Started, StopOptions,
+    Stopped, UndoOptions, Undone, Verification, VerifiedPoint, VerifyLevel, VerifyOptions,
+    VerifySource, doctor, process,
 };
 pub use channel::ChannelError;
 pub use durable_files::FileError;
 pub use error_chain::chain;
+pub use guest_image::file_system::FileSystemError;
 pub use guest_image::{image, kernel, progress};
 pub use home::{Home, HomeError};
+pub use inside::{Changed, Difference, FileKind, ProcessDifference};
 pub use machine::{
     AutosaveSchedule, Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineDirError,
     MachineOrigin, MachineSpec,

@@ -35,6 +35,7 @@ mod number {
     pub(super) const IN_FLIGHT: u16 = 16;
     pub(super) const PROCESSES: u16 = 17;
     pub(super) const AUTOSAVE: u16 = 18;
+    pub(super) const DISKS_WRITTEN: u16 = 19;
 }
 
 /// Adds the body of `record` to `writer`: every field, in rising order of numbers.
@@ -91,6 +92,9 @@ pub(crate) fn encode(record: &PointRecord, writer: &mut FieldWriter) {
     }
     if record.autosave {
         writer.bool(n::AUTOSAVE, true);
+    }
+    if record.disks_written {
+        writer.bool(n::DISKS_WRITTEN, true);
     }
 }
 
@@ -184,6 +188,7 @@ fn decode_plain(fields: &FieldReader<'_>, record: &mut PointRecord) -> Result<()
     record.agent = AgentVersion(fields.u32(n::AGENT)?);
     record.data_bytes = fields.u64(n::DATA_BYTES)?;
     record.autosave = decode_mark(fields, n::AUTOSAVE)?;
+    record.disks_written = decode_mark(fields, n::DISKS_WRITTEN)?;
     Ok(())
 }
 

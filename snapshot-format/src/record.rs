@@ -43,6 +43,9 @@ pub struct PointRecord {
     pub processes: Option<ProcessList>,
     /// It was saved on a schedule, not because somebody asked for it.
     pub autosave: bool,
+    /// Shortly before the pause the guest had written everything to its disks that it was to write. Otherwise files that were changed
+    /// before may be whole in its memory only.
+    pub disks_written: bool,
 }
 
 /// What a host must offer to run a point, and what it was saved on.

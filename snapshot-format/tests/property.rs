@@ -152,7 +152,8 @@ prop_compose! {
         states in vec(any_state(), 0..5),
         (agent, data_bytes) in (any::<u32>(), any::<u64>()),
         in_flight in vec(any_note(), 0..3),
-        (processes, autosave) in (proptest::option::of(any_processes()), any::<bool>()),
+        (processes, autosave, disks_written) in
+            (proptest::option::of(any_processes()), any::<bool>(), any::<bool>()),
     ) -> PointRecord {
         PointRecord {
             machine,
@@ -170,6 +171,7 @@ prop_compose! {
             in_flight,
             processes,
             autosave,
+            disks_written,
         }
     }
 }

@@ -13,6 +13,7 @@ mod ended;
 mod full_disk;
 mod history;
 mod independent;
+mod inside;
 mod instant;
 mod killed;
 mod memory;

@@ -9,7 +9,7 @@ use smolvm_engine::{DEFAULT_HISTORY, MachineName};
 
 use super::unavailable::{UnavailableFlags, UnavailableRetention};
 use super::values;
-use super::{CommandArgs, CopyArgs, CreateArgs, ExecArgs, RunArgs, ShellArgs};
+use super::{CheckpointDiffArgs, CommandArgs, CopyArgs, CreateArgs, ExecArgs, RunArgs, ShellArgs};
 
 /// The commands of the group.
 #[derive(Debug, Subcommand)]
@@ -54,6 +54,15 @@ pub(crate) enum MachineCommand {
     /// List saved points, or one point and its parents
     #[command(alias = "log")]
     CheckpointLog(CheckpointLogArgs),
+    /// List what differs between two saved points
+    #[command(
+        long_about = "List what differs between two saved points: files added (A), changed (M) and removed (D), processes that began (+) \
+            and ended (-), and how much memory and disk changed. Nothing is started.\n\n\
+            A file is changed where its data, target, kind, permissions or owner are others; times and extended attributes do not \
+            count. It is what was on the disks: not what lay in memory, as /run does. Processes are unknown where the machine did \
+            not list them when it was saved. Exit code: 0, or 1 if something could not be compared."
+    )]
+    CheckpointDiff(CheckpointDiffArgs),
     /// Check that saved points can be restored, and repair them
     #[command(
         long_about = "Check that saved points can be restored: that their records are whole and that all the data they name \

@@ -8,6 +8,7 @@ mod hints;
 mod image;
 mod kernel;
 mod machine;
+mod point;
 mod spelling;
 mod system;
 mod unavailable;
@@ -27,6 +28,7 @@ pub(crate) use machine::{
     CheckpointLogArgs, CheckpointVerifyArgs, DeleteArgs, ListArgs, LogsArgs, MachineCommand, Named,
     RenameArgs, RestartArgs, StartArgs, StopArgs, TryArgs, UndoArgs,
 };
+pub(crate) use point::{CheckpointDiffArgs, PointText};
 pub(crate) use system::{CompletionsArgs, HelpArgs};
 
 /// The whole command line.
@@ -180,6 +182,8 @@ mod tests {
             "machine checkpoint-log ./x.checkpoint",
             "machine checkpoint-log --store ./history --machine agent",
             "machine checkpoint-verify ./x.checkpoint --sample 5%",
+            "machine checkpoint-diff agent@~1 ./x.checkpoint",
+            "machine cp ./x.checkpoint@~1:/etc/hosts .",
             "machine checkpoint-verify --store ./history --quick --repair-from ./other",
             "machine checkpoint-export ./x.checkpoint -o x.tar",
             "machine checkpoint-export c4c23a7c --at ~1 --history 0 -o -",

@@ -9,7 +9,6 @@ const COMMANDS: &[(&str, &str)] = &[
     ("branch-release", "machine "),
     ("pause", "machine "),
     ("resume", "machine "),
-    ("checkpoint-diff", "machine "),
     ("checkpoint-prune", "machine "),
     ("tree", "machine "),
     ("port", "machine "),

@@ -3,6 +3,7 @@
 use serde_json::json;
 use smolvm_engine::Engine;
 
+use super::diff::{point_name, warn_of_unwritten};
 use crate::args::{CopyArgs, Place};
 use crate::failure::Failure;
 use crate::output::{self, Printer, object};
@@ -17,13 +18,30 @@ pub(crate) fn copy(engine: &Engine, printer: &Printer, args: CopyArgs) -> Result
         (Place::Machine { name, path }, Place::Host(target)) => {
             engine.copy_out(name, path, target, &*progress)?
         }
-        (Place::Point, _) | (_, Place::Point) => {
-            return Err(Failure::not_available("copying out of a saved point"));
+        (Place::Point { point, path }, Place::Host(target)) => {
+            let point = point_name(engine, point);
+            let copied = engine.copy_out_of_point(&point, path, target, &*progress)?;
+            if !copied.disk_is_whole {
+                warn_of_unwritten(printer, &copied.short_id);
+            }
+            copied.report
+        }
+        (_, Place::Point { .. }) => {
+            return Err(usage(
+                "a saved point is never changed",
+                "copy into a machine made from it with: smolvm machine create --from POINT",
+            ));
+        }
+        (Place::Point { .. }, Place::Machine { .. }) => {
+            return Err(usage(
+                "a point's files go to this host only",
+                "copy them here first, then into the machine",
+            ));
         }
         (Place::Host(_), Place::Host(_)) => {
             return Err(usage(
-                "neither place is in a machine",
-                "write one as NAME:/path",
+                "neither place is in a machine or a point",
+                "write one as NAME:/path, or in a saved point as POINT@~0:/path",
             ));
         }
         (Place::Machine { .. }, Place::Machine { .. }) => {

@@ -9,6 +9,7 @@ mod copy;
 mod create;
 mod delete;
 mod describe;
+mod diff;
 mod exec;
 mod help;
 mod image;
@@ -82,6 +83,7 @@ fn machine(
             checkpoint::checkpoint(&engine()?, printer, args).map(done)
         }
         MachineCommand::CheckpointLog(args) => checkpoint::log(&engine()?, printer, args).map(done),
+        MachineCommand::CheckpointDiff(args) => diff::diff(&engine()?, printer, args).map(done),
         MachineCommand::CheckpointVerify(args) => {
             verify::verify(&engine()?, printer, args).map(done)
         }

@@ -20,6 +20,7 @@ const COMMANDS: &[&str] = &[
     "machine status",
     "machine checkpoint",
     "machine checkpoint-log",
+    "machine checkpoint-diff",
     "machine checkpoint-verify",
     "machine checkpoint-export",
     "machine checkpoint-import",

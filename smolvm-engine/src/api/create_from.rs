@@ -36,6 +36,8 @@ pub enum PointSource {
     Archive(PathBuf),
     /// In the default store, by full id or unique prefix.
     Id(String),
+    /// Of a machine: the one that it was last saved to or restored from.
+    Machine(MachineName),
 }
 
 /// How to make a machine from a point.
@@ -135,7 +137,7 @@ impl Engine {
         Ok(created)
     }
 
-    /// A point in a checkpoint directory or the default store, or one of its generations.
+    /// A point in a checkpoint directory, in the default store or of a machine, or one of its generations.
     pub(super) fn find_point(
         &self,
         source: &PointSource,
@@ -158,6 +160,7 @@ impl Engine {
                 });
             }
             PointSource::Id(id) => find_in_store(&self.home().store(), id)?,
+            PointSource::Machine(name) => return self.point_of_machine(name, at),
         };
         let history = match at {
             Some(at) => history.at(at)?,

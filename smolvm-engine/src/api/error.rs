@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use agent_protocol::client::ClientError;
+use agent_protocol::tree::ReceiveError;
 use cas_store::StoreError;
+use guest_image::file_system::FileSystemError;
 use snapshot_format::ResolveError;
 use thiserror::Error;
 
@@ -19,6 +21,9 @@ use crate::name::{InvalidName, MachineName};
 use crate::point::PointError;
 use crate::restore::PlaceError;
 use crate::save::disk_capture::DiskCaptureError;
+
+/// Where a guest has file systems in memory.
+const IN_MEMORY: [&str; 4] = ["/run", "/proc", "/sys", "/dev"];
 
 /// What kind of error it is, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -262,6 +267,26 @@ pub enum EngineError {
         #[source]
         source: ClientError,
     },
+    /// The files of a point could not be read.
+    #[error("cannot read {path} in point {id}")]
+    PointFiles {
+        /// The point's short id.
+        id: String,
+        /// What was to be read.
+        path: String,
+        /// Why.
+        #[source]
+        source: FileSystemError,
+    },
+    /// Files could not be copied out of a point.
+    #[error("nothing, or not everything, was copied out of point {id}")]
+    CopyFromPoint {
+        /// The point's short id.
+        id: String,
+        /// Why.
+        #[source]
+        source: ReceiveError,
+    },
     /// The supervisor could not be reached or did not answer.
     #[error("the supervisor of {name} does not answer")]
     Supervisor {
@@ -305,6 +330,10 @@ impl EngineError {
                 ErrorCode::NotFound
             }
             Self::NoSuchPoint { .. } | Self::NoGeneration { .. } => ErrorCode::NotFound,
+            Self::PointFiles {
+                source: FileSystemError::NotFound | FileSystemError::NotADirectory,
+                ..
+            } => ErrorCode::NotFound,
             Self::NoPoint { .. } | Self::DiskNotKept { .. } => ErrorCode::State,
             Self::OtherMachine { .. } => ErrorCode::Invalid,
             Self::MachineExists { .. } | Self::NameTaken { .. } => ErrorCode::Exists,
@@ -402,6 +431,13 @@ impl EngineError {
             Self::Unrestorable { .. } => {
                 Some("see what this host can do with: smolvm doctor".to_owned())
             }
+            Self::PointFiles {
+                path,
+                source: FileSystemError::NotFound,
+                ..
+            } if IN_MEMORY.iter().any(|place| path.starts_with(place)) => Some(
+                "what lies there is in the guest's memory, not on its disk: make a machine of the point and copy out of that".to_owned(),
+            ),
             Self::Image(error) => error.hint(),
             Self::Kernel(error) => error.hint(),
             Self::Backend(error) => Some(

@@ -15,6 +15,7 @@ mod end;
 pub(crate) mod error;
 mod exec;
 mod info;
+mod look;
 mod phases;
 mod place;
 mod power;
@@ -52,6 +53,7 @@ pub use self::end::{StopOptions, Stopped};
 pub use self::error::{EngineError, ErrorCode};
 pub use self::exec::{ExecOptions, ExecSession, ExecWriter};
 pub use self::info::{LeftState, MachineInfo, MachineState, Saving};
+pub use self::look::{DiffSummary, PointCopy, PointName};
 pub use self::power::{StartOptions, Started};
 pub use self::undo::{KeptState, UndoOptions, Undone};
 pub use self::verify::{

@@ -42,40 +42,55 @@ impl Engine {
         asked: Option<&str>,
     ) -> Result<UndoTarget, EngineError> {
         let dir = self.dir(name);
-        let head = file
-            .head
-            .as_deref()
-            .ok_or_else(|| EngineError::NoPoint { name: name.clone() })?;
-        let head: CheckpointId = head.parse().map_err(PointError::Id)?;
-        let (found, pinned) = match asked {
-            None => {
-                return Ok(UndoTarget {
-                    found: pinned(&dir, head)?,
-                    pinned: true,
-                });
-            }
+        let head = head_of(name, file)?;
+        let (found, pinned) = self.named(name, file, head, asked)?;
+        if asked.is_none() {
+            return Ok(UndoTarget { found, pinned });
+        }
+        let target = UndoTarget { found, pinned };
+        check_fits(file, &dir, head, target.point())?;
+        Ok(target)
+    }
+
+    /// A point of a machine: its head, or what `asked` names.
+    pub(super) fn point_of_machine(
+        &self,
+        name: &MachineName,
+        asked: Option<&str>,
+    ) -> Result<FoundPoint, EngineError> {
+        let file = self.read(name)?;
+        let head = head_of(name, &file)?;
+        Ok(self.named(name, &file, head, asked)?.0)
+    }
+
+    /// The head, or what `asked` names, and whether the machine pins it.
+    fn named(
+        &self,
+        name: &MachineName,
+        file: &MachineFile,
+        head: CheckpointId,
+        asked: Option<&str>,
+    ) -> Result<(FoundPoint, bool), EngineError> {
+        let dir = self.dir(name);
+        match asked {
+            None => Ok((pinned(&dir, head)?, true)),
             // `~N`, or a message.
             Some(asked) if IdPrefix::parse(asked).is_err() => match relative(&dir, head, asked) {
-                Err(PointError::Resolve(source)) => {
-                    return Err(EngineError::NoGeneration {
-                        name: name.clone(),
-                        source,
-                        store: self.last_store(file),
-                    });
-                }
-                result => (result?, true),
+                Err(PointError::Resolve(source)) => Err(EngineError::NoGeneration {
+                    name: name.clone(),
+                    source,
+                    store: self.last_store(file),
+                }),
+                result => Ok((result?, true)),
             },
             Some(asked) => match self.by_id(name, &dir, file, asked) {
                 // It may be on its way into the store.
                 Err(EngineError::NoSuchPoint { .. }) if self.settle(name) => {
-                    self.by_id(name, &dir, file, asked)?
+                    self.by_id(name, &dir, file, asked)
                 }
-                result => result?,
+                result => result,
             },
-        };
-        let target = UndoTarget { found, pinned };
-        check_fits(file, &dir, head, target.point())?;
-        Ok(target)
+        }
     }
 
     /// The only point with this id, or whose id begins so, and whether the machine pins it.
@@ -138,6 +153,13 @@ impl Engine {
     pub(super) fn last_store(&self, file: &MachineFile) -> PathBuf {
         file.store.clone().unwrap_or_else(|| self.home().store())
     }
+}
+
+/// The id of the point that the machine was last saved to or restored from.
+fn head_of(name: &MachineName, file: &MachineFile) -> Result<CheckpointId, EngineError> {
+    let head = file.head.as_deref();
+    let head = head.ok_or_else(|| EngineError::NoPoint { name: name.clone() })?;
+    Ok(head.parse().map_err(PointError::Id)?)
 }
 
 /// A point that the machine pins.

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use cas_store::{ChunkId, PackSet, ReadError, StoreError};
 
@@ -9,7 +10,7 @@ use crate::error_chain::sources;
 
 /// A machine's packs, and where copies of them may be.
 pub(crate) struct ChunkSource {
-    packs: PackSet,
+    packs: Arc<PackSet>,
     /// Only looked into when a chunk is damaged.
     others: Vec<PathBuf>,
 }
@@ -18,8 +19,16 @@ impl ChunkSource {
     /// Chunks of these directories, and of the others where one is damaged.
     pub(crate) fn new(directories: &[PathBuf], others: Vec<PathBuf>) -> Self {
         Self {
-            packs: PackSet::open(directories),
+            packs: Arc::new(PackSet::open(directories)),
             others,
+        }
+    }
+
+    /// Chunks of these packs only.
+    pub(crate) fn of(packs: Arc<PackSet>) -> Self {
+        Self {
+            packs,
+            others: Vec::new(),
         }
     }
 

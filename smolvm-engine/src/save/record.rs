@@ -32,6 +32,8 @@ pub(crate) struct Host<'a> {
     pub(crate) vcpus: u8,
     /// The newest protocol that the guest's agent speaks; 0 when it never answered.
     pub(crate) agent_protocol: u16,
+    /// The guest had written everything to its disk.
+    pub(crate) disks_written: bool,
     /// What ran in the guest, if its agent has said so.
     pub(crate) processes: Option<Processes>,
 }
@@ -99,6 +101,7 @@ pub(crate) fn assemble(
         in_flight: Vec::new(),
         processes: host.processes.map(listed),
         autosave: why.autosave,
+        disks_written: host.disks_written,
     })
 }
 

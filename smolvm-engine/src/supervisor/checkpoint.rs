@@ -214,6 +214,7 @@ fn save_once(
     let mut run = Run {
         output,
         activity: synced.as_ref().and_then(|report| report.activity),
+        disks_written: synced.as_ref().is_some_and(|report| report.written),
         processes: synced.map(|report| report.processes),
         share: memory.is_some(),
         ..Run::new(shared)
@@ -260,6 +261,8 @@ struct Run<'a> {
     shared: &'a Shared,
     /// What had run in the guest just before.
     activity: Option<Activity>,
+    /// It had written everything to its disk just before.
+    disks_written: bool,
     /// The disk's new top before anything was written to it.
     empty_top: Option<LayerStamp>,
     /// The machine has the point as its head.
@@ -296,6 +299,7 @@ impl<'a> Run<'a> {
             output: None,
             shared,
             activity: None,
+            disks_written: false,
             empty_top: None,
             moved_head: false,
             processes: None,
@@ -370,6 +374,7 @@ impl Run<'_> {
                 cpu: &self.shared.cpu,
                 vcpus: self.shared.vcpus,
                 agent_protocol: self.shared.dialer.spoken(),
+                disks_written: self.disks_written,
                 processes: self.processes.take(),
             },
             record::Why {

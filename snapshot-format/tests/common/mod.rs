@@ -96,6 +96,7 @@ pub(crate) fn full_record() -> PointRecord {
             unlisted: 3,
         }),
         autosave: false,
+        disks_written: false,
     }
 }
 

@@ -19,7 +19,7 @@
 //!
 //! # What is not here
 //!
-//! No reading, no indexed directories (the kernel reads linear ones and
+//! No reading (that is [`file_system`](crate::file_system)), no indexed directories (the kernel reads linear ones and
 //! `e2fsck -D` would index them), no quota, encryption or inline data.
 
 mod attributes;
