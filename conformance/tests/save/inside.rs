@@ -6,12 +6,13 @@ use std::fs;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::Command;
 
 use sha2::{Digest, Sha256};
 use smolvm_engine::progress::Silent;
 use smolvm_engine::{CheckpointOptions, chain};
 
-use crate::bed::{Bed, Saved, machine};
+use crate::bed::{Bed, Saved, long, machine};
 
 /// Makes a tree with what is difficult: links, holes, 100 MiB of noise, a directory that gets an index, deep and odd names.
 const TREE: &str = r#"
@@ -372,6 +373,108 @@ fn a_diff_says_what_changed_between_points() {
     assert!(
         output.contains("\"path\":\"/srv/a/mode\",\"type\":\"file\",\"what\":[\"mode\"]"),
         "{output}"
+    );
+    bed.delete("source");
+}
+
+/// Makes, changes, moves and removes files and directories without end, many of them at once on their way to the disk.
+const LOAD: &str = r#"
+import os, random, shutil
+random.seed(7)
+root = "/root/load"
+os.makedirs(root, exist_ok=True)
+open("/run/ready", "w").close()
+number = 0
+while True:
+    number += 1
+    folder = f"{root}/{random.randrange(12)}"
+    if random.random() < 0.02:
+        shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(f"{folder}/sub", exist_ok=True)
+    name = f"{folder}/{random.choice(['', 'sub/'])}{random.randrange(400):x}-{'n' * random.randrange(60)}"
+    with open(name, "ab") as file:
+        file.write(os.urandom(random.randrange(30000)))
+        if random.random() < 0.2:
+            file.truncate(random.randrange(100000))
+        if random.random() < 0.1:
+            os.fsync(file.fileno())
+    if random.random() < 0.3:
+        os.replace(name, f"{folder}/renamed-{random.randrange(50)}")
+    if random.random() < 0.1:
+        try:
+            os.symlink("x" * random.randrange(1, 200), f"{folder}/link-{random.randrange(50)}")
+        except FileExistsError:
+            pass
+    if number % 500 == 0:
+        os.sync()
+"#;
+
+/// Kind, size and content, which debugfs takes over as they are.
+fn contents(listing: Listing) -> Listing {
+    let content = |line: String| {
+        let parts: Vec<&str> = line.split(' ').collect();
+        format!("{} {} {}", parts[0], parts[2], parts.get(5).unwrap_or(&""))
+    };
+    let pairs = listing.into_iter();
+    pairs.map(|(path, line)| (path, content(line))).collect()
+}
+
+#[test]
+fn the_disk_of_a_busy_guest_is_read_as_e2fsck_leaves_it() {
+    let test = "the_disk_of_a_busy_guest_is_read_as_e2fsck_leaves_it";
+    let Some(bed) = Bed::open(test) else {
+        return;
+    };
+    let e2fs = |program: &str| {
+        let mut command = Command::new(program);
+        command.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin");
+        command
+    };
+    if e2fs("debugfs").arg("-V").output().is_err() {
+        return conformance::skip::because(test, "e2fsprogs is not installed");
+    }
+    bed.boot("source", &["--disk", "2G"]);
+    bed.python("source", LOAD, "");
+    let (mut dirty, mut files) = (0, 0);
+    for round in 0..if long() { 30 } else { 6 } {
+        bed.sh("source", "sleep 3");
+        let file = format!("{round}.checkpoint");
+        bed.save("source", &file);
+        let (disk, theirs) = (bed.path("disk.img"), bed.path("theirs"));
+        Saved::open(&bed.path(&file)).write_disk(&disk);
+        let checked = e2fs("e2fsck")
+            .arg("-fy")
+            .arg(&disk)
+            .output()
+            .expect("e2fsck runs");
+        dirty +=
+            usize::from(String::from_utf8_lossy(&checked.stdout).contains("recovering journal"));
+        fs::create_dir(&theirs).expect("make");
+        let mut dump = e2fs("debugfs");
+        dump.arg("-R")
+            .arg(format!("rdump /root/load {}", theirs.display()));
+        assert!(
+            dump.arg(&disk)
+                .output()
+                .expect("debugfs runs")
+                .status
+                .success()
+        );
+        copy(&bed, &format!("{file}@~0:/root/load"), "ours").expect("copy");
+        let ours = contents(found(&bed.path("ours")));
+        assert!(
+            ours == contents(found(&theirs.join("load"))),
+            "round {round}"
+        );
+        files += ours.len();
+        fs::remove_dir_all(&theirs).expect("remove");
+        fs::remove_dir_all(bed.path("ours")).expect("remove");
+        fs::remove_dir_all(bed.path(&file)).expect("remove");
+        fs::remove_file(&disk).expect("remove");
+    }
+    assert!(
+        dirty > 0 && files > 1000,
+        "{dirty} of the disks were dirty, {files} files"
     );
     bed.delete("source");
 }

@@ -19,7 +19,7 @@ pub(crate) fn copy(engine: &Engine, printer: &Printer, args: CopyArgs) -> Result
             engine.copy_out(name, path, target, &*progress)?
         }
         (Place::Point { point, path }, Place::Host(target)) => {
-            let point = point_name(engine, point);
+            let point = point_name(engine, point)?;
             let copied = engine.copy_out_of_point(&point, path, target, &*progress)?;
             if !copied.disk_is_whole {
                 warn_of_unwritten(printer, &copied.short_id);

@@ -15,22 +15,27 @@ use crate::failure::Failure;
 use crate::output::{self, Object, Printer, object};
 
 /// The point that was typed: a path that is there, else a machine, else an id.
-pub(super) fn point_name(engine: &Engine, text: &PointText) -> PointName {
-    let is_machine = |name| {
-        engine
-            .machine_names()
-            .is_ok_and(|names| names.contains(name))
-    };
-    let name = text.from.to_str();
-    let name = name.and_then(|from| from.parse::<MachineName>().ok());
-    let source = match name {
-        Some(name) if !text.from.exists() && is_machine(&name) => PointSource::Machine(name),
+pub(super) fn point_name(engine: &Engine, text: &PointText) -> Result<PointName, Failure> {
+    let at = text.at.clone();
+    if text.from.exists() {
+        let source = create::source(text.from.clone());
+        return Ok(PointName { source, at });
+    }
+    let name = text.from.to_str().unwrap_or_default();
+    let source = match name.parse::<MachineName>() {
+        Ok(name) if engine.machine_names()?.contains(&name) => PointSource::Machine(name),
         _ => create::source(text.from.clone()),
     };
-    PointName {
-        source,
-        at: text.at.clone(),
+    if let PointSource::Directory(path) = &source {
+        return Err(Failure::NotFound {
+            what: format!(
+                "{} is no checkpoint, exported file, machine or id of a point",
+                path.display()
+            ),
+            hint: "list the points with: smolvm machine checkpoint-log".to_owned(),
+        });
     }
+    Ok(PointName { source, at })
 }
 
 /// Says that a point's disk may lack something.
@@ -46,7 +51,10 @@ pub(crate) fn diff(
     printer: &Printer,
     args: CheckpointDiffArgs,
 ) -> Result<(), Failure> {
-    let (from, to) = (point_name(engine, &args.from), point_name(engine, &args.to));
+    let (from, to) = (
+        point_name(engine, &args.from)?,
+        point_name(engine, &args.to)?,
+    );
     let mut printed = Ok(());
     let mut visit = |difference: Difference| {
         printed = print(printer, &difference);

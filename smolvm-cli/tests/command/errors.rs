@@ -44,6 +44,7 @@ fn wrong_usage() {
         "machine cp agent:file .",
         "machine cp ./a x.checkpoint@~1:/a",
         "machine checkpoint-diff x.checkpoint",
+        "machine checkpoint-diff nothing@~1 nothing",
         "machine stop --timeout soon",
         "machine start --branchable --no-branchable",
         "machine create --at ~1",
