@@ -6,6 +6,7 @@
 
 mod args;
 mod commands;
+mod complete;
 mod failure;
 mod interrupt;
 mod output;
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
     if let Some(code) = smolvm_engine::process::run_if_asked(std::env::args_os().skip(1)) {
         return code;
     }
+    complete::answer_if_asked();
     match args::parse(std::env::args_os()) {
         Ok(cli) => {
             let printer = output::Printer::new(cli.json);

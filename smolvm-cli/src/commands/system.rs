@@ -1,12 +1,14 @@
 //! Commands about the program and its host.
 
+use std::io;
 use std::process::ExitCode;
 
 use serde_json::json;
 use smolvm_engine::Engine;
 use smolvm_engine::doctor::{Finding, Report};
 
-use crate::args::{self, CompletionsArgs};
+use crate::args::CompletionsArgs;
+use crate::complete;
 use crate::failure::Failure;
 use crate::output::{self, Object, Printer, Table, object};
 
@@ -60,8 +62,8 @@ fn advise(report: &Report, printer: &Printer) -> Result<(), Failure> {
 
 /// `completions`.
 pub(crate) fn completions(args: &CompletionsArgs) -> Result<ExitCode, Failure> {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut args::describe(), "smolvm", &mut script);
-    output::data(&script)?;
+    let script = complete::script(&args.shell.to_string());
+    let script = script.unwrap_or_else(|| Err(io::ErrorKind::Unsupported.into()));
+    output::data(&script.map_err(Failure::host("write the script"))?)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -108,9 +108,74 @@ fn completions_are_scripts() {
         let output = home.run(&format!("completions {shell}"));
         assert!(output.status.success());
         let script = String::from_utf8(output.stdout).unwrap();
-        assert!(script.contains("checkpoint-log"), "{shell}");
-        assert!(!script.contains("__supervisor"), "{shell}");
+        assert!(script.contains("smolvm"), "{shell}");
     }
+}
+
+/// What bash offers for the last of these words.
+fn offered(home: &Home, words: &[&str]) -> Vec<String> {
+    let program = assert_cmd::cargo::cargo_bin("smolvm");
+    let drive = r#"
+        export PATH="$1:$PATH"; shift
+        source <(smolvm completions bash)
+        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}; COMP_TYPE=9
+        _clap_complete_smolvm smolvm "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        printf '%s\n' "${COMPREPLY[@]}"
+    "#;
+    let output = Command::new("bash")
+        .args(["--norc", "-c", drive, "bash"])
+        .arg(program.parent().unwrap())
+        .args(words)
+        .env("SMOLVM_HOME", home.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut offered: Vec<String> = text
+        .lines()
+        .map(|line| line.trim_end().to_owned())
+        .collect();
+    offered.sort();
+    offered
+}
+
+#[test]
+fn a_shell_offers_commands_and_what_there_is() {
+    let home = Home::new();
+    for name in ["agent", "agent-2", "worker"] {
+        std::fs::create_dir_all(home.path().join("machines").join(name)).unwrap();
+    }
+    assert_eq!(
+        offered(&home, &["smolvm", "machine", "checkpoint-v"]),
+        ["checkpoint-verify"]
+    );
+    let commands = offered(&home, &["smolvm", "machine", ""]);
+    assert!(commands.contains(&"undo".to_owned()));
+    // Neither what is internal nor what no version has yet.
+    for never in ["__supervisor", "port", "grants"] {
+        assert!(!commands.contains(&never.to_owned()), "{never}");
+    }
+    assert_eq!(offered(&home, &["smolvm", "sta"]), ["start", "status"]);
+    for before in [
+        &["smolvm", "machine", "start"][..],
+        &["smolvm", "stop"],
+        &["smolvm", "machine", "exec", "-n"],
+        &["smolvm", "exec"],
+        &["smolvm", "machine", "branch", "--from"],
+    ] {
+        let words = [before, &["ag"]].concat();
+        assert_eq!(offered(&home, &words), ["agent", "agent-2"], "{before:?}");
+    }
+    // A new name is the user's to find, and the words of a command are the guest's.
+    assert_eq!(offered(&home, &["smolvm", "create", "--name", "ag"]), [""]);
+    assert_eq!(offered(&home, &["smolvm", "exec", "agent", "ag"]), [""]);
+    assert_eq!(
+        offered(&home, &["smolvm", "create", "--backend", "s"]),
+        ["soft"]
+    );
+    assert_eq!(offered(&home, &["smolvm", "cp", "wor"]), ["worker:/"]);
+    // Of a machine that does not run nothing is known, and nothing waits for it.
+    assert_eq!(offered(&home, &["smolvm", "cp", "worker:/et"]), [""]);
 }
 
 #[test]
