@@ -33,6 +33,9 @@ pub enum FreezeError {
     /// Memory could not be read: a chunk of it is lost.
     #[error("memory cannot be read")]
     Memory(#[from] GuestMemoryError),
+    /// Nobody wants it any more.
+    #[error("the copy of memory was given up")]
+    GivenUp,
 }
 
 /// A freeze under way. Given up by dropping it: the next one then copies what this one has copied, too.
@@ -74,6 +77,14 @@ impl Freeze {
 
     /// Copies what was written since the last freeze, or the last call. While the guest runs, some of it is written again.
     pub fn copy_written(&mut self) -> Result<Copied, FreezeError> {
+        self.copy_written_while(&|| true)
+    }
+
+    /// As [`copy_written`](Self::copy_written), as long as `wanted` says so; it is asked often.
+    ///
+    /// # Errors
+    /// [`FreezeError::GivenUp`] besides: what was copied so far is of no use then.
+    pub fn copy_written_while(&mut self, wanted: &dyn Fn() -> bool) -> Result<Copied, FreezeError> {
         let set = self.tracker.take_since_base()?;
         self.taken.merge(&set);
         let mut copied = Copied {
@@ -88,6 +99,9 @@ impl Freeze {
             let Some(chunk) = layout.chunk_at(unit) else {
                 continue;
             };
+            if !wanted() {
+                return Err(FreezeError::GivenUp);
+            }
             if !layer.has(chunk) {
                 self.ram
                     .read_slice(&mut self.buffer, GuestAddress(unit.0))?;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -15,8 +15,20 @@ use crate::Gpa;
 
 /// Above this many extents, half of what a memory may have, all of them go into one new layer: the rest is for discards.
 const MAX_SHARED_EXTENTS: usize = MAX_EXTENTS / 2;
-/// Above this many layers they are merged, too: each is a descriptor in every machine, and on its way to it.
-const MAX_LAYERS: usize = 16;
+/// Most runs of memory that a merged layer is mapped in: with the zeros between them they are half of what the layers
+/// may be before they are merged again.
+const MAX_MERGED_RUNS: usize = MAX_SHARED_EXTENTS / 4;
+/// A base and one layer over it: each is a descriptor in every machine, and on its way to it. What lies over the base is made one
+/// with each new layer.
+const MAX_LAYERS: usize = 2;
+/// The layer over the base may be so much of it; beyond that both become a new base. So no chain of branches holds more than that
+/// in addition to what is used.
+const MAX_OVER_BASE: u64 = 5;
+/// Less than this over the base is never worth a new one, in bytes.
+const LITTLE_OVER_BASE: u64 = 4 << 20;
+
+/// What the host counts the room of a file in.
+const BLOCK_BYTES: u64 = 512;
 
 /// Why a shared memory cannot be used.
 #[derive(Debug, Error)]
@@ -172,12 +184,12 @@ impl SharedRam {
 
     /// Bytes that the layers hold, also those that later layers replaced.
     pub fn held_bytes(&self) -> u64 {
-        let lengths = self.files();
-        let lengths = lengths.iter().filter_map(|file| file.metadata().ok());
-        lengths.map(|metadata| metadata.len()).sum()
+        let files = self.files();
+        let held = files.iter().filter_map(|file| file.metadata().ok());
+        held.map(|metadata| metadata.blocks() * BLOCK_BYTES).sum()
     }
 
-    /// Bytes of memory that are not zero.
+    /// Bytes of memory that lie in layers; all others are zero.
     pub fn used_bytes(&self) -> u64 {
         self.chunks.iter().flatten().count() as u64 * CHUNK_BYTES
     }
@@ -201,6 +213,7 @@ impl SharedRam {
             let file = layer.file.clone();
             above.chunks[chunk.0] = offset.map(|offset| Place { file, offset });
         }
+        let above = above.folded()?;
         if above.wants_merging() {
             above.merged()
         } else {
@@ -208,16 +221,74 @@ impl SharedRam {
         }
     }
 
-    /// Whether there are too many pieces, or more that is replaced than there is.
+    /// Whether there are too many pieces, or much that is replaced.
     fn wants_merging(&self) -> bool {
-        self.files().len() > MAX_LAYERS
-            || self.parts().len() > MAX_SHARED_EXTENTS
-            || self.held_bytes() > 2 * self.used_bytes() + CHUNK_BYTES * MAX_LAYERS as u64
+        let held = |file: &Arc<File>| {
+            file.metadata()
+                .map_or(0, |file| file.blocks() * BLOCK_BYTES)
+        };
+        let base = self.base().as_ref().map_or(0, held);
+        let over = self.held_bytes().saturating_sub(base);
+        self.extents() > MAX_SHARED_EXTENTS
+            || over > (base / MAX_OVER_BASE).max(LITTLE_OVER_BASE)
+            || base > 2 * self.used_bytes() + LITTLE_OVER_BASE
     }
 
-    /// The same memory in one new layer.
-    fn merged(&self) -> Result<Self, SharedRamError> {
+    /// The layer that the most chunks lie in.
+    fn base(&self) -> Option<Arc<File>> {
+        let mut counts = HashMap::new();
+        for place in self.chunks.iter().flatten() {
+            *counts.entry(Arc::as_ptr(&place.file)).or_insert(0_usize) += 1;
+        }
+        let files = self.files();
+        // Of equal ones the first.
+        let largest = files.into_iter().rev();
+        largest.max_by_key(|file| counts.get(&Arc::as_ptr(file)).copied())
+    }
+
+    /// The same memory with all that does not lie in its base in one layer.
+    fn folded(&self) -> Result<Self, SharedRamError> {
+        let Some(base) = self.base().filter(|_| self.files().len() > MAX_LAYERS) else {
+            return Ok(self.clone());
+        };
         let mut layer = Layer::new()?;
+        let mut bytes = vec![0; CHUNK_BYTES as usize];
+        for (index, place) in self.chunks.iter().enumerate() {
+            if let Some(place) = place
+                && !Arc::ptr_eq(&place.file, &base)
+            {
+                let read = place.file.read_exact_at(&mut bytes, place.offset);
+                read.map_err(failed("read"))?;
+                layer.put(ChunkIndex(index), &bytes)?;
+            }
+        }
+        let layer = layer.seal()?;
+        let mut folded = self.clone();
+        for (chunk, offset) in layer.places {
+            let file = layer.file.clone();
+            folded.chunks[chunk.0] = offset.map(|offset| Place { file, offset });
+        }
+        Ok(folded)
+    }
+
+    /// How many extents a memory has at most that begins as this one: the parts, and the zeros around them.
+    fn extents(&self) -> usize {
+        let parts = self.parts();
+        let apart = |pair: &[SharedPart]| pair[0].gpa.0 + pair[0].bytes != pair[1].gpa.0;
+        let between = parts.windows(2).filter(|pair| apart(pair)).count();
+        parts.len() + between + 2 * self.layout.regions().len()
+    }
+
+    /// The same memory in one new layer, of few runs.
+    fn merged(&self) -> Result<Self, SharedRamError> {
+        self.merged_into(MAX_MERGED_RUNS)
+    }
+
+    /// The same memory in one new layer, of at most `most` runs, or one in each region. The file mirrors memory: what is zero is
+    /// a hole in it, which takes no room, and where there would be too many runs the smallest holes between them are mapped, too.
+    fn merged_into(&self, most: usize) -> Result<Self, SharedRamError> {
+        let file = sealed::new().map_err(failed("made"))?;
+        let mut used = vec![false; self.chunks.len()];
         let mut bytes = vec![0; CHUNK_BYTES as usize];
         for (index, place) in self.chunks.iter().enumerate() {
             let Some(place) = place else { continue };
@@ -225,15 +296,57 @@ impl SharedRam {
                 .file
                 .read_exact_at(&mut bytes, place.offset)
                 .map_err(failed("read"))?;
-            layer.put(ChunkIndex(index), &bytes)?;
+            if bytes.iter().any(|byte| *byte != 0) {
+                file.write_all_at(&bytes, mirrored(index))
+                    .map_err(failed("written"))?;
+                used[index] = true;
+            }
         }
-        let mut merged = Self::zero(self.layout.clone());
-        let sealed = layer.seal()?;
-        for (chunk, offset) in sealed.places {
-            let file = sealed.file.clone();
-            merged.chunks[chunk.0] = offset.map(|offset| Place { file, offset });
+        join_runs(&self.layout, &mut used, most);
+        sealed::seal(&file).map_err(failed("sealed"))?;
+        let file = Arc::new(file);
+        let place = |(index, used)| {
+            let (file, offset) = (file.clone(), mirrored(index));
+            bool::then(used, || Place { file, offset })
+        };
+        Ok(Self {
+            layout: self.layout.clone(),
+            chunks: used.into_iter().enumerate().map(place).collect(),
+        })
+    }
+}
+
+/// Where a chunk lies in a layer that mirrors memory.
+fn mirrored(index: usize) -> u64 {
+    index as u64 * CHUNK_BYTES
+}
+
+/// Counts chunks between used ones as used, those of the shortest gaps first, until there are at most `most` runs. No run reaches
+/// from one region into another.
+fn join_runs(layout: &RamLayout, used: &mut [bool], most: usize) {
+    let gpa = |index| layout.chunk_gpa(ChunkIndex(index)).map(|gpa| gpa.0);
+    let mut runs = 0_usize;
+    let mut gaps = Vec::new();
+    let mut last = None;
+    let indices = (0..used.len()).filter(|index| used[*index]);
+    for index in indices {
+        let distance = last.map(|last| (index - last) as u64 * CHUNK_BYTES);
+        let in_one = last.and_then(gpa).zip(distance);
+        let in_one = in_one
+            .is_some_and(|(gpa_of_last, distance)| gpa_of_last.checked_add(distance) == gpa(index));
+        match last {
+            Some(last) if in_one && last + 1 == index => {}
+            Some(last) if in_one => {
+                gaps.push(last + 1..index);
+                runs += 1;
+            }
+            _ => runs += 1,
         }
-        Ok(merged)
+        last = Some(index);
+    }
+    gaps.sort_by_key(ExactSizeIterator::len);
+    for gap in gaps.into_iter().take(runs.saturating_sub(most)) {
+        used[gap].fill(true);
     }
 }
 
@@ -353,3 +466,6 @@ mod sealed {
         false
     }
 }
+
+#[cfg(test)]
+mod tests;
