@@ -245,6 +245,28 @@ impl<R: Read, W: Write> Connection<R, W> {
         }
     }
 
+    /// Tells what waits in `smolvm-branch-ready` to go on as the branch `index` of the name `name`; returns how many processes
+    /// that were.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn release(&mut self, index: u32, name: &str) -> Result<u32, ClientError> {
+        let name = name.to_owned();
+        match self.call(&Request::Release { index, name })? {
+            Reply::Released { count } => Ok(count),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Waits until every process that has announced itself waits in `smolvm-branch-ready`, or has ended. That takes as long as
+    /// it takes; the connection is of no further use.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn await_ready(mut self) -> Result<(), ClientError> {
+        self.call_ok(&Request::AwaitReady)
+    }
+
     /// What the agent runs.
     ///
     /// # Errors

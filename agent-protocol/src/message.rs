@@ -1,6 +1,6 @@
 //! What client and agent say to each other.
 //!
-//! After the hello the client sends one [`Request`]. `Exec`, `CopyIn`, `CopyOut` and `Log` make the
+//! After the hello the client sends one [`Request`]. `Exec`, `CopyIn`, `CopyOut` `Log` and `AwaitReady` make the
 //! connection theirs; every other request is answered by one [`Reply`] and may be followed by
 //! another such request.
 //!
@@ -17,8 +17,8 @@ pub use exec::{EnvVar, ExecInput, ExecOutput, ExecRequest, MAX_WORDS, Outcome, T
 pub use identity::{Identity, MAX_SSH_HOST_KEYS, SshHostKey, StepOutcome, StepReport};
 pub use log::LogOutput;
 pub use status::{
-    Activity, MAX_LISTED_SESSIONS, MAX_PROCESS_NAME_BYTES, MAX_PROCESSES, Process, Processes,
-    SessionStatus, Status, SyncReport,
+    Activity, MAX_ANNOUNCED, MAX_LISTED_SESSIONS, MAX_PROCESS_NAME_BYTES, MAX_PROCESSES, Process,
+    Processes, SessionStatus, Status, SyncReport,
 };
 
 use minicbor::{Decode, Encode};
@@ -31,6 +31,8 @@ use crate::tree::RootName;
 pub const MAX_REQUEST_BYTES: usize = 8 << 20;
 /// Most seed bytes of one [`Request::Reseed`].
 pub const MAX_SEED_BYTES: usize = 4096;
+/// Longest name in [`Request::Release`] in bytes: letters, digits, `-`, `_` and `.`.
+pub const MAX_BRANCH_NAME_BYTES: usize = 63;
 /// Most steps in [`Reply::Steps`].
 pub const MAX_STEPS: usize = 64;
 
@@ -108,6 +110,19 @@ pub enum Request {
     /// It goes to the client that asked last.
     #[n(13)]
     Log,
+    /// Tells the processes that wait in `smolvm-branch-ready` to go on, each with these: [`Reply::Released`].
+    #[n(14)]
+    Release {
+        /// Which of the machines of one branch this is.
+        #[n(0)]
+        index: u32,
+        /// Its name, of at most [`MAX_BRANCH_NAME_BYTES`].
+        #[n(1)]
+        name: String,
+    },
+    /// Waits until every process that has announced itself is ready, or has ended: [`Reply::Ok`], at once where none has.
+    #[n(15)]
+    AwaitReady,
 }
 
 impl Wire for Request {
@@ -173,6 +188,13 @@ pub enum Reply {
     /// What became of each step of a call.
     #[n(9)]
     Steps(#[cbor(n(0), decode_with = "bounded_list::<_, _, MAX_STEPS>")] Vec<StepReport>),
+    /// Answer to [`Request::Release`].
+    #[n(10)]
+    Released {
+        /// How many processes were told.
+        #[n(0)]
+        count: u32,
+    },
 }
 
 impl Wire for Reply {}

@@ -79,6 +79,11 @@ fn requests() -> Vec<Request> {
         Request::ResizeRoot,
         Request::Status,
         Request::Log,
+        Request::Release {
+            index: 7,
+            name: "try-7".into(),
+        },
+        Request::AwaitReady,
     ]
 }
 
@@ -128,8 +133,11 @@ fn replies() -> Vec<Reply> {
         Reply::Status(Status {
             agent_version: "1".into(),
             uptime_ms: 5,
+            waiting: 1,
+            announced: vec![7, u32::MAX],
             sessions: vec![session(None), session(Some(Outcome::TimedOut))],
         }),
+        Reply::Released { count: 2 },
         Reply::Synced(SyncReport {
             written: true,
             processes: Processes {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,6 +17,7 @@ use crate::control::sync::Syncer;
 use crate::door::Door;
 use crate::exec::drain::Drainer;
 use crate::exec::output_log::OutputLog;
+use crate::ready::Waiting;
 use crate::room::{MAX_COMMANDS, MAX_COPIES, MAX_DETACHED, Room};
 
 /// Ended detached commands whose outcome is remembered.
@@ -47,6 +49,7 @@ pub struct Agent {
     pub(crate) disk: DiskThread,
     pub(crate) output_log: OutputLog,
     pub(crate) door: Door,
+    pub(crate) waiting: Waiting,
     pub(crate) rooms: Rooms,
     /// Limit on open files that commands get: what the agent itself was started with.
     pub(crate) open_files: Rlimit,
@@ -77,6 +80,7 @@ impl Agent {
             disk: DiskThread::start()?,
             output_log: OutputLog::start()?,
             door: Door::new()?,
+            waiting: Waiting::start()?,
             rooms: Rooms {
                 commands: Room::new(MAX_COMMANDS, "commands in front"),
                 detached: Room::new(MAX_DETACHED, "detached commands"),
@@ -95,6 +99,11 @@ impl Agent {
     /// Serves one connected stream socket. Does not wait for it.
     pub fn accept(&self, connection: OwnedFd) {
         self.door.enter(connection);
+    }
+
+    /// Hears at this socket, of [`ready::listen`](crate::ready::listen), what processes of the guest say that wait for a branch.
+    pub fn hear_waiting(&self, listener: UnixListener) {
+        self.waiting.listen(listener);
     }
 
     /// Writes a line to the console. A console that fails is not the agent's end.
@@ -157,7 +166,10 @@ impl Agent {
         let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let seconds = u64::try_from(uptime.tv_sec).unwrap_or(0);
         let milliseconds = u64::try_from(uptime.tv_nsec).unwrap_or(0) / 1_000_000;
+        let (waiting, announced) = self.waiting.count();
         Status {
+            waiting,
+            announced,
             agent_version: env!("CARGO_PKG_VERSION").into(),
             uptime_ms: seconds * 1000 + milliseconds,
             sessions: self.sessions().values().cloned().collect(),

@@ -4,7 +4,7 @@ pub(crate) mod disk;
 pub(crate) mod identity;
 mod place;
 pub(crate) mod power;
-mod processes;
+pub(crate) mod processes;
 mod reseed;
 mod resize;
 pub(crate) mod sync;
@@ -18,6 +18,7 @@ use rustix::time::{ClockId, Timespec, clock_settime};
 use thiserror::Error;
 
 use crate::agent::Agent;
+use crate::ready::is_branch_name;
 use agent_protocol::message::chain;
 use power::End;
 
@@ -103,8 +104,12 @@ fn carry_out(agent: &Arc<Agent>, request: Request) -> Result<(Reply, After), Con
     let mut after = After::Nothing;
     let mut reply = Reply::Ok;
     match request {
-        Request::Exec(_) | Request::CopyIn(_) | Request::CopyOut { .. } | Request::Log => {
-            let what = "exec, copies and the log need a connection of their own";
+        Request::Exec(_)
+        | Request::CopyIn(_)
+        | Request::CopyOut { .. }
+        | Request::Log
+        | Request::AwaitReady => {
+            let what = "exec, copies, the log and waiting need a connection of their own";
             return Err(ControlError::Invalid { what });
         }
         Request::Ping => {}
@@ -120,6 +125,14 @@ fn carry_out(agent: &Arc<Agent>, request: Request) -> Result<(Reply, After), Con
                 processes,
                 activity,
             });
+        }
+        Request::Release { index, name } => {
+            if !is_branch_name(&name) {
+                let what = "that is no name of a branch";
+                return Err(ControlError::Invalid { what });
+            }
+            let count = agent.waiting.release(index, &name);
+            reply = Reply::Released { count };
         }
         Request::Status => reply = Reply::Status(agent.status()),
         _ if !agent.owns_machine => return Err(ControlError::NotOwner),

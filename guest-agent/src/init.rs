@@ -35,12 +35,13 @@ mod serve;
 mod supervise;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use thiserror::Error;
 
 use crate::control::power::{End, end_machine};
+use crate::ready;
 use agent_protocol::message::chain;
 use command_line::CommandLine;
 
@@ -121,6 +122,9 @@ fn start() -> Result<std::convert::Infallible, InitError> {
     if let Err(error) = crate::sys::network::bring_up_loopback() {
         console::say(&format!("no loopback interface: {error}"));
     }
+    if let Err(error) = offer_tool() {
+        console::say(&format!("no {}: {error}", ready::NAME));
+    }
     raise_limits();
     supervise::run()
 }
@@ -135,6 +139,19 @@ fn name_machine(options: &CommandLine) {
         .filter(|name| !name.is_empty());
     if let Err(error) = rustix::system::sethostname(name.unwrap_or("smolvm").as_bytes()) {
         console::say(&format!("cannot set the host name: {error}"));
+    }
+}
+
+/// Shows this program under its second name. It is in memory already: a mount needs no room, where the kernel makes one.
+fn offer_tool() -> io::Result<()> {
+    let tools = Path::new(ready::TOOLS);
+    std::fs::create_dir_all(tools)?;
+    let tool = tools.join(ready::NAME);
+    std::fs::File::create(&tool)?;
+    let own = "/proc/self/exe";
+    match rustix::mount::mount_bind(own, &tool) {
+        Ok(()) => Ok(()),
+        Err(_) => std::fs::copy(own, &tool).map(drop),
     }
 }
 

@@ -6,7 +6,7 @@
 //! alive that is the agent proper, so that no fault of the agent ends the machine. The [`agent`]
 //! serves connections of `agent-protocol`: commands and copies each on a thread of its own, control calls
 //! on threads that are always there, so that whatever commands use up the machine can be saved and
-//! stopped. Nothing of it needs to be PID 1: the tests serve socket pairs in an ordinary process.
+//! stopped. [`ready`] holds what waits until the machine is branched. Nothing of it needs to be PID 1: the tests serve socket pairs in an ordinary process.
 //!
 //! # Errors
 //!
@@ -40,6 +40,7 @@ mod copy;
 mod door;
 mod exec;
 pub mod init;
+pub mod ready;
 mod room;
 mod session;
 mod sys;

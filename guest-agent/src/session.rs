@@ -47,6 +47,7 @@ pub(crate) fn begin(agent: &Arc<Agent>, visitor: Visitor, request: Request) {
             );
         }
         Request::Log => agent.output_log.read_by(visitor.stream),
+        Request::AwaitReady => agent.waiting.watch(visitor),
         request => door::call(agent, visitor, request),
     }
 }

@@ -91,7 +91,7 @@ fn environment_directory_and_empty_stdin() {
     };
     let (_, out, _) = finish(machine.start(request));
     let out = String::from_utf8(out).expect("text");
-    let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/smolvm/bin";
     assert!(
         out.starts_with(&format!("a b\n|/elsewhere|{path}|/usr/bin")),
         "{out}"

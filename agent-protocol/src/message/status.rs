@@ -7,6 +7,8 @@ use crate::codec::{Bytes, bounded_list};
 
 /// Most commands in [`Status`].
 pub const MAX_LISTED_SESSIONS: usize = 4096;
+/// Most processes that have announced themselves.
+pub const MAX_ANNOUNCED: usize = 64;
 /// Most processes in [`Processes`].
 pub const MAX_PROCESSES: usize = 1024;
 /// Longest name of a process in bytes; Linux has 15, and more for some kernel threads.
@@ -29,6 +31,12 @@ pub struct Status {
         decode_with = "bounded_list::<_, _, MAX_LISTED_SESSIONS>"
     )]
     pub sessions: Vec<SessionStatus>,
+    /// How many processes wait in `smolvm-branch-ready`.
+    #[cbor(n(3), default)]
+    pub waiting: u32,
+    /// Processes that have announced that they will, and do not yet.
+    #[cbor(n(4), default, decode_with = "bounded_list::<_, _, MAX_ANNOUNCED>")]
+    pub announced: Vec<u32>,
 }
 
 /// One command in [`Status`].

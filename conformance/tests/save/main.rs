@@ -7,6 +7,8 @@
 mod archive;
 mod bed;
 mod branch;
+mod branch_many;
+mod branch_ready;
 mod disk;
 mod each_write;
 mod ended;

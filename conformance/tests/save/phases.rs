@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
-use std::process::{Child, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
 use cas_store::{CheckLevel, ChunkId, PackSet, Store};
@@ -37,26 +37,55 @@ pub(crate) fn kill_at(
     name: &str,
     arguments: &[&str],
 ) -> bool {
-    let context = format!("{phase:?}, {victim:?}");
+    let mut command = held_at(bed, phase, arguments);
+    victim.kill(bed, name, &mut command.process);
+    command.finish().status.success()
+}
+
+/// A command one of whose processes is held at a phase.
+pub(crate) struct Held {
+    pub(crate) process: Child,
+    hold: PathBuf,
+    held: PathBuf,
+}
+
+/// Runs the command until it reaches the phase.
+pub(crate) fn held_at(bed: &Bed, phase: Phase, arguments: &[&str]) -> Held {
     let (hold, held) = (phase.hold_file(&bed.holds()), phase.held_file(&bed.holds()));
     fs::write(&hold, "").expect("hold");
-    let mut command = spawn(bed, arguments);
+    let mut process = spawn(bed, arguments);
     while !held.exists() {
-        if let Some(status) = command.try_wait().expect("try to wait") {
-            panic!("{context}: the command ended before: {status}");
+        if let Some(status) = process.try_wait().expect("try to wait") {
+            panic!("{phase:?}: the command ended before: {status}");
         }
         std::thread::sleep(LOOK_AGAIN);
     }
-    victim.kill(bed, name, &mut command);
-    fs::remove_file(&hold).expect("let go");
-    let said_done = command.wait().expect("it ends").success();
-    fs::remove_file(&held).expect("remove");
-    said_done
+    Held {
+        process,
+        hold,
+        held,
+    }
+}
+
+impl Held {
+    /// Lets it go on.
+    pub(crate) fn let_go(&self) {
+        fs::remove_file(&self.hold).expect("let go");
+        fs::remove_file(&self.held).expect("remove");
+    }
+
+    /// Lets it go on to its end.
+    pub(crate) fn finish(self) -> Output {
+        fs::remove_file(&self.hold).expect("let go");
+        let output = self.process.wait_with_output().expect("it ends");
+        fs::remove_file(&self.held).expect("remove");
+        output
+    }
 }
 
 fn spawn(bed: &Bed, arguments: &[&str]) -> Child {
     let mut command = bed.command(arguments.iter().copied());
-    let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+    let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
     command.spawn().expect("smolvm starts")
 }
 

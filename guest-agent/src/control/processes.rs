@@ -8,6 +8,7 @@ use agent_protocol::codec::Bytes;
 use agent_protocol::message::{
     Activity, MAX_PROCESS_NAME_BYTES, MAX_PROCESSES, Process, Processes,
 };
+use rustix::process::Pid;
 
 /// Flag of kernel threads in `/proc/PID/stat`, `PF_KTHREAD` of `linux/sched.h`.
 const KERNEL_THREAD: u32 = 0x0020_0000;
@@ -70,6 +71,13 @@ pub(super) fn activity(sessions: u64, deadline: Instant) -> Option<Activity> {
         }
     }
     Some(activity)
+}
+
+/// The parent of a process; `None` where it is gone or has none.
+pub(crate) fn parent_of(pid: Pid) -> Option<Pid> {
+    let stat = fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    let parent = parse(&stat)?.ppid;
+    Pid::from_raw(i32::try_from(parent).ok()?)
 }
 
 /// How long a thread had a CPU so far; 0 for one that has just ended.

@@ -8,12 +8,13 @@ use agent_protocol::message::ExecRequest;
 
 use super::spawn::StartError;
 use super::user::User;
+use crate::ready::TOOLS;
 
 /// Where programs are looked for unless the client says otherwise.
 pub(crate) const DEFAULT_PATH: &str =
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Defaults for `user`, then the client's variables, the last of each name.
+/// Defaults for `user`, then the client's variables, the last of each name. The agent's own tools are in the `PATH` in any case.
 pub(crate) fn environment(
     request: &ExecRequest,
     user: &User,
@@ -39,5 +40,22 @@ pub(crate) fn environment(
         let name = OsStr::from_bytes(name).to_owned();
         variables.insert(name, OsString::from_vec(variable.value.to_vec()));
     }
+    offer_tools(&mut variables);
     Ok(variables)
+}
+
+/// The agent's tools are found as well, last, whatever the client or the image says about other programs.
+fn offer_tools(variables: &mut BTreeMap<OsString, OsString>) {
+    let Some(path) = variables.get_mut(OsStr::new("PATH")) else {
+        return;
+    };
+    // Empty, it means the working directory; nothing of that is changed.
+    if path.is_empty() {
+        return;
+    }
+    let mut places = path.as_bytes().split(|byte| *byte == b':');
+    if !places.any(|place| place == TOOLS.as_bytes()) {
+        path.push(":");
+        path.push(TOOLS);
+    }
 }

@@ -87,7 +87,10 @@ fn wait_for(device: &Path) -> Result<(), InitError> {
     }
 }
 
-/// Gives the initramfs's memory back. The program that runs stays in memory without a name.
+/// The program that runs. It stays in memory in any case, and keeps its name: only what has one can be mounted elsewhere.
+const OWN_PROGRAM: &str = "/init";
+
+/// Gives the initramfs's memory back, but for the program that runs.
 fn free_initramfs() {
     let Ok(root) = fs::metadata("/") else { return };
     // What cannot be removed only costs memory.
@@ -98,7 +101,7 @@ fn remove_below(directory: &Path, device: u64) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         let meta = fs::symlink_metadata(&path)?;
-        if meta.dev() != device {
+        if meta.dev() != device || path == Path::new(OWN_PROGRAM) {
             continue; // the new root, or another mount
         }
         if meta.is_dir() {

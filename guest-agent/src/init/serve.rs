@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use agent_protocol::AGENT_PORT;
 
 use super::console;
 use crate::agent::{Agent, Config};
+use crate::ready;
 use crate::sys::vsock;
 
 /// The agent's nice value; commands get 0.
@@ -40,6 +42,10 @@ pub(super) fn run() -> i32 {
             return 1;
         }
     };
+    match ready::listen(Path::new(ready::SOCKET)) {
+        Ok(listener) => agent.hear_waiting(listener),
+        Err(error) => agent.log(&format!("nothing can wait for a branch: {error}")),
+    }
     let mut said = false;
     loop {
         let failure = match vsock::listener(AGENT_PORT) {

@@ -96,9 +96,18 @@ pub(crate) enum MachineCommand {
     #[command(
         long_about = "Let new machines go on from where a running one is: memory, processes and disk. All begin at the same instant, none \
             sees what the others do, and the source, which stands still for a moment only, may go at any time.\n\n\
-            Returns when they run and answer. Each has a host name, keys and random numbers of its own."
+            Returns when they run and answer. Each has a host name, keys and random numbers of its own.\n\n\
+            A process of the guest that calls `smolvm-branch-ready [CMD]` waits there, in the source for good; in each branch it goes \
+            on, with SMOLVM_BRANCH_INDEX (0, 1, ...) and SMOLVM_BRANCH_NAME set for CMD, or printed for `eval` where there is none."
     )]
     Branch(BranchArgs),
+    /// Let the processes of a branch go on that wait in it
+    #[command(
+        long_about = "Let the processes of a branch go on that wait in smolvm-branch-ready: those of a branch that was made with \
+            --hold, or that went back to its beginning by undo.\n\n\
+            What begins to wait later waits for the next release, or for a branch of the branch."
+    )]
+    BranchRelease(BranchReleaseArgs),
     /// Save a machine again and again while it runs and changes
     #[command(
         long_about = "Save a machine again and again while it runs, into the store that it was last saved into.\n\n\
@@ -295,7 +304,9 @@ pub(crate) struct TryArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples: smolvm branch --from agent --name try-a\n          \
-    smolvm branch --from agent --count 8 --name-prefix try"
+    smolvm branch --from agent --count 8 --name-prefix try\n          \
+    smolvm branch --from agent --name try-b --hold; smolvm branch-release try-b",
+    group = clap::ArgGroup::new("waits").args(["count", "hold"]).multiple(true)
 )]
 pub(crate) struct BranchArgs {
     /// The machine to go on from [default: $SMOLVM_MACHINE_NAME, or the only one]
@@ -316,9 +327,20 @@ pub(crate) struct BranchArgs {
     /// Store of its data [default: the one in $SMOLVM_HOME]
     #[arg(long, value_name = "DIR", requires = "output")]
     pub(crate) store: Option<PathBuf>,
-    /// Not available yet: children that wait.
-    #[arg(long, hide = true)]
+    /// What waits in smolvm-branch-ready waits in the new machines, too, until branch-release
+    #[arg(long)]
     pub(crate) hold: bool,
+    /// With --count or --hold: how long to wait for processes that `smolvm-branch-ready --announce` has announced [default: 10m]
+    #[arg(long, value_name = "TIME", value_parser = values::duration, requires = "waits")]
+    pub(crate) ready_timeout: Option<Duration>,
+}
+
+/// `machine branch-release`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm branch-release --name try-a")]
+pub(crate) struct BranchReleaseArgs {
+    #[command(flatten)]
+    pub(crate) machine: Named,
 }
 
 /// `machine autosave`.

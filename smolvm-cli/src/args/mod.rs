@@ -24,9 +24,9 @@ pub(crate) use exec::{CommandArgs, ExecArgs, RunArgs, ShellArgs};
 pub(crate) use image::{ImageBuildArgs, ImageCommand, ImageImportArgs};
 pub(crate) use kernel::{KernelCommand, KernelImportArgs};
 pub(crate) use machine::{
-    AutosaveArgs, BranchArgs, CheckpointArgs, CheckpointExportArgs, CheckpointImportArgs,
-    CheckpointLogArgs, CheckpointVerifyArgs, DeleteArgs, ListArgs, LogsArgs, MachineCommand, Named,
-    RenameArgs, RestartArgs, StartArgs, StopArgs, TryArgs, UndoArgs,
+    AutosaveArgs, BranchArgs, BranchReleaseArgs, CheckpointArgs, CheckpointExportArgs,
+    CheckpointImportArgs, CheckpointLogArgs, CheckpointVerifyArgs, DeleteArgs, ListArgs, LogsArgs,
+    MachineCommand, Named, RenameArgs, RestartArgs, StartArgs, StopArgs, TryArgs, UndoArgs,
 };
 pub(crate) use point::{CheckpointDiffArgs, PointText};
 pub(crate) use system::{CompletionsArgs, HelpArgs};
@@ -192,6 +192,10 @@ mod tests {
             "machine undo --to ~2 --discard",
             "machine try --check true -- make test",
             "machine branch --from agent --name try-a",
+            "machine branch --from agent --name try-a --hold --ready-timeout 5m",
+            "machine branch --from agent --count 2 --name-prefix b --ready-timeout 30s",
+            "machine branch-release --name try-a",
+            "branch-release try-a",
             "machine branch --from agent --count 8 --name-prefix try -o ./x.checkpoint --store ./history",
             "branch --name try-a",
             "machine run --image debian -- true",
@@ -249,6 +253,7 @@ mod tests {
             "machine branch --from agent",
             "machine branch --from agent --name a --count 2 --name-prefix b",
             "machine branch --from agent --count 2",
+            "machine branch --from agent --name a --ready-timeout 5m",
             "machine branch --from agent --name-prefix b",
             "machine branch --from agent --name a --store ./history",
         ] {

@@ -2,24 +2,26 @@
 
 use serde_json::{Value, json};
 use smolvm_engine::{
-    BranchChild, BranchOptions, Branched, CheckpointOptions, Engine, MachineName, chain,
+    BranchChild, BranchOptions, Branched, CheckpointOptions, Engine, MachineName, READY_TIMEOUT,
+    chain,
 };
 
 use super::checkpoint;
-use crate::args::BranchArgs;
+use crate::args::{BranchArgs, BranchReleaseArgs};
 use crate::failure::Failure;
 use crate::output::{self, Object, Printer, object};
 
 /// `machine branch`.
 pub(crate) fn branch(engine: &Engine, printer: &Printer, args: BranchArgs) -> Result<(), Failure> {
-    if args.hold {
-        return Err(Failure::not_available("`--hold`".to_owned()));
-    }
     let source = engine.resolve(args.from)?;
     let mut options = match (args.name, args.count, args.name_prefix) {
         (None, Some(count), Some(prefix)) => BranchOptions::numbered(&prefix, count)?,
         (name, ..) => BranchOptions::new(name.into_iter().collect()),
     };
+    options.hold = args.hold;
+    if args.hold || args.count.is_some() {
+        options.ready_timeout = args.ready_timeout.or(Some(READY_TIMEOUT));
+    }
     if args.output.is_some() {
         let mut save = CheckpointOptions::default();
         save.output = args.output;
@@ -30,6 +32,23 @@ pub(crate) fn branch(engine: &Engine, printer: &Printer, args: BranchArgs) -> Re
     let branched = engine.branch(&source, &options, &*progress);
     drop(progress);
     report(printer, &source, &branched?)
+}
+
+/// `machine branch-release`.
+pub(crate) fn release(
+    engine: &Engine,
+    printer: &Printer,
+    args: BranchReleaseArgs,
+) -> Result<(), Failure> {
+    let name = engine.resolve(args.machine.given())?;
+    let count = engine.branch_release(&name)?.count;
+    let line = match count {
+        0 => format!("nothing waits in '{name}'"),
+        1 => format!("1 process of '{name}' goes on"),
+        count => format!("{count} processes of '{name}' go on"),
+    };
+    let released = json!({ "name": name.as_str(), "released": count });
+    printer.result(object(released), &line)
 }
 
 /// Says what was done; a failure where a child did not come up.
@@ -46,8 +65,9 @@ fn report(printer: &Printer, source: &MachineName, branched: &Branched) -> Resul
     }
     if !printer.is_json() {
         let point = branched.saved.as_ref();
-        let point = point.map_or_else(String::new, |saved| {
-            format!(" · saved as {}", saved.short_id)
+        let point = point.map_or_else(String::new, |saved| match &saved.output {
+            Some(output) => format!(" · saved to {} as {}", output.display(), saved.short_id),
+            None => format!(" · saved as {}", saved.short_id),
         });
         printer.line(&format!(
             "  paused {} · {:.2} s{point}",

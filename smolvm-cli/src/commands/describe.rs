@@ -53,6 +53,7 @@ pub(crate) fn object_of(machine: &MachineInfo) -> Value {
         "kernel": kernel,
         "from": point,
         "branched_from": machine.branched_from.as_ref().map(MachineName::as_str),
+        "held": machine.held,
         "head": machine.head,
         "created": format_utc(machine.created_unix),
         "started": machine.started_unix.map(format_utc),

@@ -179,6 +179,13 @@ fn lines(machine: &MachineInfo) -> Vec<(&'static str, String)> {
             "branch of",
             machine.branched_from.as_ref().map(ToString::to_string),
         ),
+        (
+            "held",
+            machine.held.then(|| {
+                let name = &machine.name;
+                format!("until smolvm machine branch-release --name {name}")
+            }),
+        ),
         ("head", machine.head.clone()),
         ("undone", machine.left.as_ref().map(undone)),
         ("autosave", autosave(machine)),

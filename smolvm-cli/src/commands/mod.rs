@@ -99,6 +99,7 @@ fn machine(
         }
         MachineCommand::Autosave(args) => autosave::autosave(&engine()?, printer, args).map(done),
         MachineCommand::Branch(args) => branch::branch(&engine()?, printer, args).map(done),
+        MachineCommand::BranchRelease(args) => branch::release(&engine()?, printer, args).map(done),
         MachineCommand::Undo(args) => undo::undo(&engine()?, printer, args).map(done),
     }
 }

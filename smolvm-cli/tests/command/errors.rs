@@ -61,14 +61,11 @@ fn wrong_usage() {
 fn what_is_not_there_yet_is_refused() {
     let home = Home::new();
     for line in [
-        "machine branch --from a --name b --hold",
-        "machine branch-release --name b",
         "machine autosave --every 5m --keep-last 3",
         "machine pause --name a",
         "machine resume --name a",
         "machine checkpoint-prune --store s --dry-run",
         "machine tree --dot",
-        "machine branch-release --help",
         "machine create -v /a:/b",
         "machine create -p 80:80",
         "machine create --net",

@@ -16,7 +16,7 @@ use crate::api::error::EngineError;
 use crate::channel;
 use crate::channel::branch::{Begin, BranchDone, BranchRequest};
 use crate::channel::control::{Control, ControlReply, StartReport};
-use crate::machine::{MachineDir, MachineFile, RecordedState};
+use crate::machine::{BranchPlace, BranchWord, MachineDir, MachineFile, RecordedState};
 use crate::name::MachineName;
 use crate::phase::Phase;
 use crate::progress::Progress;
@@ -25,10 +25,12 @@ use crate::supervisor::unix_now;
 
 /// Most children of one branch.
 pub const MAX_BRANCH_CHILDREN: usize = 64;
+/// How long processes that have announced themselves are waited for, unless said otherwise.
+pub const READY_TIMEOUT: Duration = Duration::from_secs(600);
 /// Children that are started at once. The kernel bounds the descriptors that are on their way between a user's processes, and each
 /// child is given those of all layers of memory, twice.
 const MAX_STARTING: usize = 8;
-/// The state of a child as long as nobody has run it: what is there then is its disk.
+/// The state of a child as long as nobody has run it.
 const CUT_OFF: &str = "the branch that made it was cut off before it ran";
 
 /// How to branch.
@@ -39,6 +41,10 @@ pub struct BranchOptions {
     pub names: Vec<MachineName>,
     /// Save the instant at which they begin, too; it becomes the head of all of them, and of the source.
     pub checkpoint: Option<CheckpointOptions>,
+    /// Processes that wait in `smolvm-branch-ready` do so in the children, too, until [`Engine::branch_release`].
+    pub hold: bool,
+    /// Wait for processes of the guest that have announced themselves and do not wait yet, this long at most.
+    pub ready_timeout: Option<Duration>,
 }
 
 impl BranchOptions {
@@ -47,10 +53,12 @@ impl BranchOptions {
         Self {
             names,
             checkpoint: None,
+            hold: false,
+            ready_timeout: None,
         }
     }
 
-    /// So many children, `PREFIX-0` and so on.
+    /// So many children, `PREFIX-0` and so on. They wait for what has announced itself, up to [`READY_TIMEOUT`].
     ///
     /// # Errors
     ///
@@ -59,7 +67,10 @@ impl BranchOptions {
         let names =
             (0..count.min(MAX_BRANCH_CHILDREN + 1)).map(|index| format!("{prefix}-{index}"));
         let names: Result<Vec<MachineName>, _> = names.map(|name| name.parse()).collect();
-        Ok(Self::new(names?))
+        Ok(Self {
+            ready_timeout: Some(READY_TIMEOUT),
+            ..Self::new(names?)
+        })
     }
 }
 
@@ -114,6 +125,9 @@ impl Engine {
             });
         }
         self.check_children(&options.names)?;
+        if let Some(limit) = options.ready_timeout {
+            self.await_ready(source, limit, progress)?;
+        }
         let checkpoint = options.checkpoint.as_ref();
         let checkpoint = checkpoint.map(|options| self.checkpoint_request(options));
         let checkpoint = checkpoint.transpose()?;
@@ -131,8 +145,9 @@ impl Engine {
             source,
             done: &done,
             descriptors: &descriptors,
+            hold: options.hold,
         };
-        let mut waiting = options.names.iter().zip(staged);
+        let mut waiting = (0..).zip(options.names.iter().zip(staged));
         let mut outcomes = Vec::new();
         loop {
             let wave: Vec<_> = waiting.by_ref().take(MAX_STARTING).collect();
@@ -140,9 +155,9 @@ impl Engine {
                 break;
             }
             std::thread::scope(|scope| {
-                let bring_up = |(name, staging)| {
+                let bring_up = |(index, (name, staging))| {
                     let common = &common;
-                    scope.spawn(move || common.bring_up(name, staging))
+                    scope.spawn(move || common.bring_up(index, name, staging))
                 };
                 let threads: Vec<_> = wave.into_iter().map(bring_up).collect();
                 outcomes.extend(threads.into_iter().map(|thread| thread.join()));
@@ -217,16 +232,18 @@ struct Common<'a> {
     source: &'a MachineName,
     done: &'a BranchDone,
     descriptors: &'a [OwnedFd],
+    hold: bool,
 }
 
 impl Common<'_> {
     /// Gives a child its name and runs it. One that does not come up is removed.
     fn bring_up(
         &self,
+        index: u32,
         name: &MachineName,
         mut staging: Staging,
     ) -> Result<BranchChild, EngineError> {
-        let machine = self.machine_file(name);
+        let machine = self.machine_file(index, name);
         record::check_limits(&machine).map_err(super::create::beyond_limit)?;
         let staged = MachineDir::new(staging.path().to_owned());
         staged.write_first(&machine)?;
@@ -270,7 +287,7 @@ impl Common<'_> {
     }
 
     /// The child as it is before it runs.
-    fn machine_file(&self, name: &MachineName) -> MachineFile {
+    fn machine_file(&self, index: u32, name: &MachineName) -> MachineFile {
         let mut machine = self.done.machine.clone();
         machine.command_line = with_hostname(&machine.command_line, &name.hostname());
         machine.spec.cpus = Some(self.done.vcpus);
@@ -287,6 +304,15 @@ impl Common<'_> {
             starts: 0,
             undos: 0,
             branched_from: Some(self.source.clone()),
+            branch: Some(BranchPlace {
+                index,
+                word: if self.hold {
+                    BranchWord::Held
+                } else {
+                    BranchWord::Due
+                },
+                up: false,
+            }),
             // It saves what it is told to save.
             autosave: None,
             ..machine

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use agent_protocol::client::{ClientError, Connection, TimedStream};
+use agent_protocol::client::{ClientError, Connection, Deadline, TimedStream};
 use agent_protocol::hello::HelloError;
 
 use super::Engine;
@@ -33,6 +33,14 @@ impl Engine {
     /// A fresh connection to the agent of a running machine. Waits for an agent that does not answer
     /// at once: the guest may have much to do, or have just killed it (`kill -9 -1`).
     pub fn connect_agent(&self, name: &MachineName) -> Result<AgentConnection, EngineError> {
+        self.connect_agent_timed(name).map(|(agent, _)| agent)
+    }
+
+    /// As [`Self::connect_agent`], with a time limit for its calls, which is not set yet.
+    pub(super) fn connect_agent_timed(
+        &self,
+        name: &MachineName,
+    ) -> Result<(AgentConnection, Deadline), EngineError> {
         let until = Instant::now() + AGENT_PATIENCE;
         loop {
             // Fails when the machine does not run any more.
@@ -46,7 +54,7 @@ impl Engine {
             match Connection::open(reader, writer) {
                 Ok(connection) => {
                     deadline.clear();
-                    return Ok(connection);
+                    return Ok((connection, deadline));
                 }
                 // Nobody listens, nobody answers, or the listener went away meanwhile.
                 Err(ClientError::Hello(HelloError::Io(_))) if Instant::now() < until => {

@@ -94,6 +94,7 @@ impl Engine {
             starts: 0,
             undos: 0,
             branched_from: None,
+            branch: None,
             autosave: None,
             spec,
             name,
@@ -111,6 +112,7 @@ impl Engine {
         &self,
         asked: Option<&MachineName>,
     ) -> Result<MachineName, EngineError> {
+        self.remove_cut_off()?;
         let Some(name) = asked.cloned() else {
             return self.free_name();
         };

@@ -318,6 +318,7 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
         starts: 0,
         undos: 0,
         branched_from: None,
+        branch: None,
         autosave: None,
     }
 }

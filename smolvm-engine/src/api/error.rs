@@ -1,6 +1,7 @@
 //! Errors of the engine.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use agent_protocol::client::ClientError;
 use agent_protocol::tree::ReceiveError;
@@ -134,6 +135,25 @@ pub enum EngineError {
     NotBranchable {
         /// The machine.
         name: MachineName,
+    },
+    /// Only a branch has processes that waited for it.
+    #[error("cannot release {name}: it is no branch of another machine")]
+    NotABranch {
+        /// The machine.
+        name: MachineName,
+    },
+    /// A process that has announced itself does not wait for the branch yet.
+    #[error(
+        "{name} was not branched: process {processes} announced that it would call smolvm-branch-ready, and has not within {} s",
+        limit.as_secs_f64()
+    )]
+    NotReady {
+        /// The machine.
+        name: MachineName,
+        /// Process ids in the guest.
+        processes: String,
+        /// How long that was waited for.
+        limit: Duration,
     },
     /// There is nothing to go back to.
     #[error("{name} has no point to go back to: it was never saved")]
@@ -338,7 +358,9 @@ impl EngineError {
             Self::OtherMachine { .. } => ErrorCode::Invalid,
             Self::MachineExists { .. } | Self::NameTaken { .. } => ErrorCode::Exists,
             Self::Name(_) | Self::Invalid { .. } | Self::WhichMachine { .. } => ErrorCode::Invalid,
-            Self::WrongState { .. } | Self::NotBranchable { .. } => ErrorCode::State,
+            Self::WrongState { .. } | Self::NotBranchable { .. } | Self::NotABranch { .. } => {
+                ErrorCode::State
+            }
             Self::Backend(_) | Self::Unrestorable { .. } => ErrorCode::Unavailable,
             Self::Point(
                 PointError::NotACheckpoint { .. }
@@ -391,6 +413,12 @@ impl EngineError {
             }
             Self::NotBranchable { name } => Some(format!(
                 "restart it without that: smolvm machine restart --name {name}"
+            )),
+            Self::NotABranch { name } => Some(format!(
+                "what waits in it goes on in its branches: smolvm machine branch --from {name} --name NEW"
+            )),
+            Self::NotReady { name, .. } => Some(format!(
+                "see what it does with: smolvm machine logs --name {name}, or wait longer with --ready-timeout"
             )),
             Self::NoPoint { name } => Some(format!(
                 "save it while it runs with: smolvm machine checkpoint --name {name}"

@@ -2,7 +2,9 @@
 
 use super::autosave::LastAutosave;
 use crate::channel::control::{KeptStatus, LiveStatus};
-use crate::machine::{AutosaveSchedule, MachineFile, MachineOrigin, MachineSpec, RecordedState};
+use crate::machine::{
+    AutosaveSchedule, BranchWord, MachineFile, MachineOrigin, MachineSpec, RecordedState,
+};
 use crate::name::MachineName;
 
 /// The state of a machine.
@@ -62,6 +64,8 @@ pub struct MachineInfo {
     pub origin: MachineOrigin,
     /// The machine that it is a branch of.
     pub branched_from: Option<MachineName>,
+    /// It is a branch in which processes wait for [`Engine::branch_release`](crate::Engine::branch_release), if any do.
+    pub held: bool,
     /// Seconds since 1970 when it was created.
     pub created_unix: u64,
     /// The point it was last saved to or restored from.
@@ -147,6 +151,9 @@ pub(super) fn describe(file: MachineFile, running: bool, live: Option<LiveStatus
         spec: file.spec,
         origin: file.origin,
         branched_from: file.branched_from,
+        held: file
+            .branch
+            .is_some_and(|branch| branch.word == BranchWord::Held),
         created_unix: file.created_unix,
         head: file.head,
         backend: live.as_ref().map(|live| live.backend.clone()),

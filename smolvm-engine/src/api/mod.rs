@@ -3,6 +3,7 @@
 mod archive;
 mod autosave;
 mod branch;
+mod branch_release;
 mod checkpoint;
 mod console;
 mod control;
@@ -40,7 +41,8 @@ use crate::name::MachineName;
 
 pub use self::archive::{Archived, ExportOptions};
 pub use self::autosave::LastAutosave;
-pub use self::branch::{BranchChild, BranchOptions, Branched, MAX_BRANCH_CHILDREN};
+pub use self::branch::{BranchChild, BranchOptions, Branched, MAX_BRANCH_CHILDREN, READY_TIMEOUT};
+pub use self::branch_release::BranchReleased;
 pub use self::checkpoint::{Checkpoint, CheckpointOptions, LogEntry};
 pub use self::console::LogPart;
 pub use self::control::AgentConnection;
@@ -137,7 +139,45 @@ impl Engine {
         Ok(names
             .into_iter()
             .filter_map(|name| name.parse().ok())
+            .filter(|name| !self.is_cut_off(name))
             .collect())
+    }
+
+    /// Whether that is a branch which never came up, and will not: whoever made it was killed.
+    fn is_cut_off(&self, name: &MachineName) -> bool {
+        let dir = self.dir(name);
+        let never_up =
+            matches!(dir.read(), Ok(Some(file)) if file.branch.is_some_and(|branch| !branch.up));
+        never_up && matches!(dir.is_running(), Ok(false)) &&
+            // It may have come up and ended meanwhile.
+            matches!(dir.read(), Ok(Some(file)) if file.branch.is_some_and(|branch| !branch.up))
+    }
+
+    /// Removes what killed commands left of branches that never came up. Whatever cannot be removed is left for the next time.
+    pub(crate) fn remove_cut_off(&self) -> Result<(), EngineError> {
+        let machines = self.home().machines();
+        for name in guest_image::names_in(&machines)? {
+            let Ok(name) = name.parse() else { continue };
+            if !self.is_cut_off(&name) {
+                continue;
+            }
+            let dir = self.dir(&name);
+            // Whoever makes it may be about to remove it.
+            let removed = dir.lock_operation_within(Duration::ZERO).map(|operation| {
+                let still = operation.is_some() && self.is_cut_off(&name);
+                still.then(|| {
+                    durable_files::remove_whole(Arc::new(OsBackend), &machines, name.as_str())
+                })
+            });
+            match removed {
+                Ok(None | Some(Ok(_))) => {}
+                Ok(Some(Err(error))) => {
+                    tracing::warn!(%error, %name, "a branch that was cut off is kept")
+                }
+                Err(error) => tracing::debug!(%error, %name, "a branch that was cut off is gone"),
+            }
+        }
+        Ok(())
     }
 
     /// All machines, sorted by name. Changes nothing; one that is being deleted may be missing.
@@ -208,6 +248,7 @@ impl Engine {
 
     /// Deletes a machine with all that is its own. One that runs is stopped by force if `force`.
     pub fn delete(&self, name: &MachineName, force: bool) -> Result<(), EngineError> {
+        self.remove_cut_off()?;
         let dir = self.dir(name);
         match self.read(name) {
             // What cannot be read can still be removed.
@@ -291,9 +332,12 @@ impl Engine {
     }
 
     pub(crate) fn read(&self, name: &MachineName) -> Result<MachineFile, EngineError> {
-        self.dir(name)
-            .read()?
-            .ok_or_else(|| EngineError::NoMachine { name: name.clone() })
+        let file = self.dir(name).read()?;
+        let never_up = |file: &MachineFile| file.branch.is_some_and(|branch| !branch.up);
+        if file.as_ref().is_some_and(never_up) && self.is_cut_off(name) {
+            return Err(EngineError::NoMachine { name: name.clone() });
+        }
+        file.ok_or_else(|| EngineError::NoMachine { name: name.clone() })
     }
 
     pub(crate) fn require_running(

@@ -80,6 +80,7 @@ impl Engine {
     /// [`EngineError::NoMachine`]; [`EngineError::NotStarted`]; [`EngineError::AgentSilent`] and
     /// [`EngineError::NotSetUp`] (it runs all the same, and another start tries again what failed).
     pub fn start(&self, name: &MachineName, options: StartOptions) -> Result<Started, EngineError> {
+        self.remove_cut_off()?;
         let dir = self.dir(name);
         self.read(name)?;
         let _operation = dir.lock_operation()?;

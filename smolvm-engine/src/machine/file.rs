@@ -60,9 +60,35 @@ pub(crate) struct MachineFile {
     /// The machine that it is a branch of.
     #[serde(default)]
     pub(crate) branched_from: Option<MachineName>,
+    /// Where it is among the machines that were branched with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) branch: Option<BranchPlace>,
     /// When it is saved without being asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) autosave: Option<AutosaveSchedule>,
+}
+
+/// A branch among those that were made with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BranchPlace {
+    /// Its number, from 0.
+    pub(crate) index: u32,
+    /// What the guest's processes that wait for a branch were told.
+    pub(crate) word: BranchWord,
+    /// It came up once. One that does not run and never did is what a killed command left, and no machine.
+    pub(crate) up: bool,
+}
+
+/// Whether the processes that wait for a branch were told to go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum BranchWord {
+    /// When the guest is set up they are.
+    Due,
+    /// When somebody asks for it they are.
+    Held,
+    /// They were.
+    Told,
 }
 
 /// When a machine that runs is saved without being asked.

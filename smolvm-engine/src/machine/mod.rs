@@ -21,7 +21,9 @@ pub use dir::MachineDirError;
 pub(crate) use dir::{MachineDir, RunLock, TEMPORARY_PREFIX, replace_file, sync_directory};
 pub(crate) use disk::create_overlay;
 pub use file::{AutosaveSchedule, DEFAULT_HISTORY, MachineOrigin};
-pub(crate) use file::{DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState};
+pub(crate) use file::{
+    BranchPlace, BranchWord, DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState,
+};
 pub(crate) use link::{link_machine, link_or_copy};
 pub(crate) use log_file::{BoundedLog, open_log};
 pub(crate) use maps::{MapReadError, NodesIn, PointFile, needed_chunks, node_of, pin_whole_points};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_protocol::client::ClientError;
-use agent_protocol::message::{StepOutcome, StepReport};
+use agent_protocol::message::{ErrorKind, StepOutcome, StepReport};
 use thiserror::Error;
 
 use super::agent::{AgentConnection, AgentError, Control, Patience};
@@ -13,7 +13,7 @@ use super::identity::{self, IdentityError, SEED_BYTES};
 use super::shared::{Live, Shared};
 use crate::channel::control::{StartReport, Trouble};
 use crate::error_chain::chain;
-use crate::machine::{MachineDirError, RecordedState, open_log};
+use crate::machine::{BranchWord, MachineDirError, RecordedState, open_log};
 use crate::phase::Phase;
 
 /// A guest that starts is silent when its agent does not answer and its console says nothing more. On
@@ -143,6 +143,7 @@ fn set_up(shared: &Arc<Shared>, resets: u64) -> Result<Vec<String>, SetUpError> 
         }
     }
     guest_log::follow(shared, resets);
+    guest.become_branch()?;
     if guest.failed.is_empty() {
         Ok(guest.pending)
     } else {
@@ -170,6 +171,42 @@ impl<'a> Guest<'a> {
             failed: Vec::new(),
             pending: Vec::new(),
         })
+    }
+
+    /// The last step of a branch: what waited for it in the source goes on, unless it is held. Nothing does in a guest that must
+    /// not be used.
+    fn become_branch(&mut self) -> Result<(), SetUpError> {
+        let Some(machine) = self.shared.dir.read()? else {
+            return Ok(());
+        };
+        let Some(place) = machine.branch else {
+            return Ok(());
+        };
+        let due = place.word == BranchWord::Due;
+        if due && self.failed.is_empty() {
+            let release =
+                |agent: &mut Control| match agent.release(place.index, machine.name.as_str()) {
+                    // An agent of a point from before that: nothing waits.
+                    Err(ClientError::Agent {
+                        kind: ErrorKind::Unsupported,
+                        ..
+                    }) => Ok(0),
+                    other => other,
+                };
+            self.must("word to what waits for the branch", release)?;
+        }
+        if self.failed.is_empty() && (due || !place.up) {
+            let change = self.shared.dir.change(|machine| {
+                if let Some(place) = &mut machine.branch {
+                    place.up = true;
+                    if due {
+                        place.word = BranchWord::Told;
+                    }
+                }
+            });
+            change.visible()?;
+        }
+        Ok(())
     }
 
     /// Makes one call. What the agent answers is inside; an agent that is lost is looked for once more,

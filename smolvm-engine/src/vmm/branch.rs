@@ -48,10 +48,17 @@ pub(super) struct Sharing {
 
 impl Sharing {
     /// Copies memory, as far as it was written since the last time, while the guest runs.
-    pub(super) fn begin(machine: &RunningMachine) -> Result<Self, ShareError> {
+    ///
+    /// # Errors
+    /// Also when the supervisor gives it up meanwhile.
+    pub(super) fn begin(
+        machine: &RunningMachine,
+        socket: &CaptureSocket,
+    ) -> Result<Self, ShareError> {
+        let wanted = || !socket.is_given_up();
         let mut freeze = Freeze::begin(machine.tracker())?;
         for _ in 0..MAX_ROUNDS {
-            if freeze.copy_written()?.bytes <= LITTLE {
+            if freeze.copy_written_while(&wanted)?.bytes <= LITTLE {
                 break;
             }
         }
@@ -63,8 +70,8 @@ impl Sharing {
     }
 
     /// Copies what was written meanwhile, while the guest runs.
-    pub(super) fn copy_more(&mut self) -> Result<(), ShareError> {
-        self.freeze.copy_written()?;
+    pub(super) fn copy_more(&mut self, socket: &CaptureSocket) -> Result<(), ShareError> {
+        self.freeze.copy_written_while(&|| !socket.is_given_up())?;
         Ok(())
     }
 

@@ -188,13 +188,13 @@ fn run(
     };
     let mut kept = Kept::default();
     // First: what is written while all of memory is copied is left for the pre-copy, not for the pause.
-    let mut sharing = share.then(|| Sharing::begin(machine)).transpose()?;
+    let mut sharing = share.then(|| Sharing::begin(machine, socket)).transpose()?;
     if let Some(sender) = &mut sender
         && tracked
     {
         pre_copy(machine, full, &mut progress.taken, sender, &mut kept)?;
         if let Some(sharing) = &mut sharing {
-            sharing.copy_more()?;
+            sharing.copy_more(socket)?;
         }
     }
     Phase::PreCopied.reached();

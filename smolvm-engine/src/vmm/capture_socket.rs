@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
 use crate::channel::capture::{CaptureEvent, CaptureRequest};
@@ -21,6 +23,8 @@ pub(super) enum Over {
 pub(super) struct CaptureSocket {
     socket: UnixStream,
     requests: Receiver<(CaptureRequest, Vec<OwnedFd>)>,
+    /// The supervisor has said its last, and that was not that all is well.
+    given_up: Arc<AtomicBool>,
 }
 
 impl CaptureSocket {
@@ -31,13 +35,20 @@ impl CaptureSocket {
     ) -> io::Result<Self> {
         let (sender, requests) = channel();
         let reader = socket.try_clone()?;
+        let given_up = Arc::<AtomicBool>::default();
+        let theirs = Arc::clone(&given_up);
         std::thread::Builder::new()
             .name("capture".to_owned())
             .spawn(move || {
-                read(&reader, sender);
+                let published = read(&reader, sender);
+                theirs.store(!published, Ordering::Release);
                 nudge();
             })?;
-        Ok(Self { socket, requests })
+        Ok(Self {
+            socket,
+            requests,
+            given_up,
+        })
     }
 
     pub(super) fn send(&self, event: CaptureEvent) -> Result<(), ChannelError> {
@@ -50,6 +61,11 @@ impl CaptureSocket {
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), ChannelError> {
         channel::send(&self.socket, &event, descriptors)
+    }
+
+    /// Whether the supervisor gave the capture up, or is gone. Takes nothing of what it said before.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
     }
 
     /// Slots of the window that are free again, if any are.
@@ -110,8 +126,8 @@ impl Drop for CaptureSocket {
     }
 }
 
-/// Hands requests over until the supervisor has said its last.
-fn read(socket: &UnixStream, requests: Sender<(CaptureRequest, Vec<OwnedFd>)>) {
+/// Hands requests over until the supervisor has said its last; whether that was that the point is published.
+fn read(socket: &UnixStream, requests: Sender<(CaptureRequest, Vec<OwnedFd>)>) -> bool {
     while let Ok(received) = channel::receive::<CaptureRequest>(socket) {
         let last = received.message == CaptureRequest::Published;
         if requests
@@ -119,9 +135,10 @@ fn read(socket: &UnixStream, requests: Sender<(CaptureRequest, Vec<OwnedFd>)>) {
             .is_err()
             || last
         {
-            return;
+            return last;
         }
     }
+    false
 }
 
 #[cfg(test)]
@@ -140,8 +157,10 @@ mod tests {
         let (socket, theirs, nudged) = pair();
         channel::send(&theirs, &CaptureRequest::FreeSlots(vec![3]), &[]).unwrap();
         assert_eq!(socket.wait_free_slots().unwrap(), [3]);
+        assert!(!socket.is_given_up());
         theirs.shutdown(std::net::Shutdown::Write).unwrap();
         nudged.recv().unwrap();
+        assert!(socket.is_given_up());
         assert!(matches!(
             socket.wait_free_slots(),
             Err(ChannelError::Closed)
@@ -158,6 +177,7 @@ mod tests {
         assert!(socket.over().is_none());
         channel::send(&theirs, &CaptureRequest::Published, &[]).unwrap();
         nudged.recv().unwrap();
+        assert!(!socket.is_given_up());
         assert!(matches!(socket.over(), Some(Over::Published(None))));
     }
 

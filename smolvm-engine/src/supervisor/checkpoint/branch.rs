@@ -8,6 +8,7 @@ use super::{
     Beside, CaptureState, Capturing, CheckpointError, OnProgress, Run, SharedMemory, save,
 };
 use crate::channel::branch::{BranchDone, BranchRequest, StartAsChild};
+use crate::channel::control::CheckpointDone;
 use crate::machine::{MachineDir, MachineFile, link_machine};
 use crate::phase::Phase;
 use crate::supervisor::shared::Shared;
@@ -49,22 +50,17 @@ pub(crate) fn branch(
             (Some(saved), pause_micros)
         }
     };
-    let nothing = || CheckpointError::Vmm("it shared nothing".to_owned());
-    let SharedMemory {
-        descriptors,
-        booted,
-    } = memory.ok_or_else(nothing)?;
-    Phase::BranchFrozen.reached();
-    // With a point of this instant nothing counts as written since, but only if it is the head.
-    let is_base = |id: &String| saved.as_ref().is_none_or(|saved| saved.id == *id);
-    let base = state.base.as_ref().map(|base| base.id().to_string());
-    let base = base.filter(|id| !booted && is_base(id));
-    let machine = shared.dir.read()?.ok_or(CheckpointError::Ended)?;
-    let machine = as_of(machine, state.vmm_top.as_deref())?;
-    for child in &request.children {
-        link_child(&shared.dir, &machine, child)?;
-    }
-    Phase::BranchLinked.reached();
+    let handed_on = hand_on(shared, request, &state, memory, saved.as_ref());
+    let (machine, base, descriptors) = handed_on.map_err(|error| match &saved {
+        None => error,
+        Some(saved) => CheckpointError::OnlySaved {
+            saved: match &saved.output {
+                Some(output) => format!("{} ({})", output.display(), saved.short_id),
+                None => saved.short_id.clone(),
+            },
+            source: Box::new(error),
+        },
+    })?;
     Ok(Branched {
         done: BranchDone {
             machine,
@@ -76,6 +72,34 @@ pub(crate) fn branch(
         },
         descriptors,
     })
+}
+
+/// Fills the children's directories; returns the machine as it is in them, the point that their memory is compared with, and
+/// what they begin with.
+fn hand_on(
+    shared: &Shared,
+    request: &BranchRequest,
+    state: &CaptureState,
+    memory: Option<SharedMemory>,
+    saved: Option<&CheckpointDone>,
+) -> Result<(MachineFile, Option<String>, Vec<OwnedFd>), CheckpointError> {
+    let nothing = || CheckpointError::Vmm("it shared nothing".to_owned());
+    let SharedMemory {
+        descriptors,
+        booted,
+    } = memory.ok_or_else(nothing)?;
+    Phase::BranchFrozen.reached();
+    // With a point of this instant nothing counts as written since, but only if it is the head.
+    let is_base = |id: &String| saved.is_none_or(|saved| saved.id == *id);
+    let base = state.base.as_ref().map(|base| base.id().to_string());
+    let base = base.filter(|id| !booted && is_base(id));
+    let machine = shared.dir.read()?.ok_or(CheckpointError::Ended)?;
+    let machine = as_of(machine, state.vmm_top.as_deref())?;
+    for child in &request.children {
+        link_child(&shared.dir, &machine, child)?;
+    }
+    Phase::BranchLinked.reached();
+    Ok((machine, base, descriptors))
 }
 
 /// Freezes memory and disk; returns how long the machine stood still, in microseconds.

@@ -46,7 +46,14 @@ impl Run<'_> {
         let mut total = None;
         let mut instant = None;
         loop {
-            match self.next()? {
+            let seen = sink.as_ref().map_or(0, |sink| sink.seen_bytes());
+            let stays = how.stay || instant.is_some();
+            let wanted = || match () {
+                () if !progress("memory", seen, total) => Err(CheckpointError::Cancelled),
+                () if !stays && self.shared.is_undo_wanted() => Err(CheckpointError::Undone),
+                () => Ok(()),
+            };
+            match self.next_while(&wanted)? {
                 CaptureEvent::Merged => self.take_merged(machine)?,
                 CaptureEvent::ToCome { bytes } => total = Some(bytes),
                 CaptureEvent::Chunks(chunks) => {
@@ -127,11 +134,20 @@ impl Run<'_> {
         Ok(file.map_err(FileError::at("open", &path))?)
     }
 
-    /// The next thing that the VMM says, unless the capture is not wanted any more.
+    /// The next thing that the VMM says.
     pub(super) fn next(&mut self) -> Result<CaptureEvent, CheckpointError> {
+        self.next_while(&|| Ok(()))
+    }
+
+    /// The next thing that the VMM says, as long as `wanted` has nothing against it; it is asked now and then.
+    fn next_while(
+        &mut self,
+        wanted: &dyn Fn() -> Result<(), CheckpointError>,
+    ) -> Result<CaptureEvent, CheckpointError> {
         let since = Instant::now();
         loop {
             if !self.wait_readable()? {
+                wanted()?;
                 if self.shared.is_quitting() {
                     return Err(CheckpointError::Ended);
                 }

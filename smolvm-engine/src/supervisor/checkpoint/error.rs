@@ -52,6 +52,15 @@ pub(crate) enum CheckpointError {
     Cancelled,
     #[error("it keeps no track of changes")]
     Untracked,
+    /// The point of a branch is there, its machines are not.
+    #[error("its instant was saved as {saved}, but no machine goes on from it")]
+    OnlySaved {
+        /// The point, and where it is.
+        saved: String,
+        /// Why.
+        #[source]
+        source: Box<CheckpointError>,
+    },
 }
 
 impl CheckpointError {
