@@ -54,10 +54,9 @@ impl Bed {
             let target = prepared.join(part);
             std::os::unix::fs::symlink(target, folder.path().join(part)).expect("a link");
         }
-        let engine = Engine::open(EngineOptions::new(
-            Home::at(folder.path()),
-            ProcessModel::Processes { program: smolvm },
-        ));
+        let model = ProcessModel::Processes { program: smolvm };
+        let options = EngineOptions::new(Home::at(folder.path()), model);
+        let engine = Engine::open(options.with_booted_points(false));
         Some(Self {
             engine: engine.expect("an engine"),
             _folder: folder,

@@ -34,6 +34,8 @@ pub enum Operation {
     Undo,
     /// `branch`.
     Branch,
+    /// The first `start` of a machine that was made from an image.
+    Booted,
 }
 
 /// Which process reaches a phase.
@@ -133,6 +135,14 @@ phases! {
     BranchLinked = "branch-linked", Branch, Supervisor;
     /// A child has its name, and nothing runs it.
     ChildCreated = "child-created", Branch, Command;
+    /// The guest has booted and runs on; the instant before is kept for a booted point.
+    BootedFrozen = "booted-frozen", Booted, Supervisor;
+    /// The disk's part of a booted point is stored.
+    BootedDiskStored = "booted-disk-stored", Booted, Supervisor;
+    /// A booted point is whole in a staging directory.
+    BootedStored = "booted-stored", Booted, Supervisor;
+    /// A booted point is in the machine's directory, which does not name it.
+    BootedPlaced = "booted-placed", Booted, Supervisor;
     /// The new machine is whole in a staging directory.
     MachineStaged = "machine-staged", CreateFrom, Command;
     /// It has its name; the command did not say so.

@@ -133,6 +133,15 @@ impl Freeze {
         self.taken = DirtySet::empty(&self.ram);
         Ok(shared)
     }
+
+    /// As [`finish`](Self::finish), for memory that is looked at once: the machine keeps nothing of it, and the next freeze copies
+    /// what this one has copied, too.
+    pub fn finish_apart(mut self) -> Result<SharedRam, FreezeError> {
+        match self.layer.take() {
+            Some(layer) => Ok(self.tracker.base().with_layer(layer.seal()?)?),
+            None => Ok(self.tracker.base()),
+        }
+    }
 }
 
 impl Drop for Freeze {

@@ -57,13 +57,13 @@ fn main() -> ExitCode {
 }
 
 fn measure(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let engine = Engine::open(EngineOptions::new(
-        Home::at(&arguments.home),
-        ProcessModel::Processes {
-            // Its processes start in `/`.
-            program: std::path::absolute(&arguments.smolvm)?,
-        },
-    ))?;
+    let model = ProcessModel::Processes {
+        // Its processes start in `/`.
+        program: std::path::absolute(&arguments.smolvm)?,
+    };
+    let options = EngineOptions::new(Home::at(&arguments.home), model);
+    // A boot is measured as one.
+    let engine = Engine::open(options.with_booted_points(false))?;
     let options = Options {
         rounds: arguments.rounds,
         dirty_mib: arguments.dirty_mib,

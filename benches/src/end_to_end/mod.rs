@@ -111,6 +111,9 @@ pub enum BenchError {
         /// What it printed.
         output: String,
     },
+    /// No booted point was made of a machine that has booted.
+    #[error("no booted point was made; the log of the machine may tell why")]
+    NoBootedPoint,
     /// A restored machine lacks what the saved one had in memory.
     #[error("the restored machine does not hold what was saved: {found:?} instead of {expected:?}")]
     Lost {

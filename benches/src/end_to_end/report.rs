@@ -73,6 +73,12 @@ const COLUMNS: &[Column] = &[
         Unit::Seconds,
         |r| seconds(r.boot),
     ),
+    (
+        "booted_start",
+        "start one more from the booted point",
+        Unit::Seconds,
+        |r| seconds(r.booted_start),
+    ),
     ("exec", "exec of `true`", Unit::Seconds, |r| seconds(r.exec)),
     ("work", "Python, SQLite, find", Unit::Seconds, |r| {
         seconds(r.work)
@@ -152,6 +158,7 @@ const RATIOS: &[(&str, &str)] = &[
     ("second_save", "first_save"),
     ("second_written", "first_written"),
     ("restore", "boot"),
+    ("booted_start", "boot"),
     ("work", "boot"),
 ];
 

@@ -31,6 +31,7 @@ pub(crate) struct Bed {
     pub(crate) engine: Engine,
     smolvm: PathBuf,
     home: PathBuf,
+    booted_points: bool,
     folder: tempfile::TempDir,
 }
 
@@ -39,6 +40,20 @@ impl Bed {
     /// or no prepared home.
     pub(crate) fn open(test: &str) -> Option<Self> {
         Self::open_in(test, &std::env::temp_dir())
+    }
+
+    /// A bed whose machines go on at booted points; there are none yet.
+    pub(crate) fn open_with_booted_points(test: &str) -> Option<Self> {
+        let mut bed = Self::open(test)?;
+        // Those of the prepared home.
+        let _ = fs::remove_dir_all(bed.home.join("cache/booted"));
+        let model = ProcessModel::Processes {
+            program: bed.smolvm.clone(),
+        };
+        let engine = Engine::open(EngineOptions::new(Home::at(&bed.home), model));
+        bed.engine = engine.expect("an engine");
+        bed.booted_points = true;
+        Some(bed)
     }
 
     /// A bed in this folder.
@@ -58,16 +73,16 @@ impl Bed {
         for part in ["images", "kernels", "cache"] {
             copy(&prepared.join(part), &home.join(part));
         }
-        let engine = Engine::open(EngineOptions::new(
-            Home::at(&home),
-            ProcessModel::Processes {
-                program: smolvm.clone(),
-            },
-        ));
+        let model = ProcessModel::Processes {
+            program: smolvm.clone(),
+        };
+        let options = EngineOptions::new(Home::at(&home), model).with_booted_points(false);
+        let engine = Engine::open(options);
         Some(Self {
             engine: engine.expect("an engine"),
             smolvm,
             home,
+            booted_points: false,
             folder,
         })
     }
@@ -92,6 +107,10 @@ impl Bed {
         command
             .args(arguments)
             .env("SMOLVM_HOME", &self.home)
+            .env(
+                "SMOLVM_BOOTED_POINTS",
+                if self.booted_points { "on" } else { "off" },
+            )
             .env(HOLD_VARIABLE, self.holds())
             .current_dir(self.folder.path())
             .stdin(Stdio::null());

@@ -6,6 +6,7 @@
 
 mod archive;
 mod bed;
+mod booted;
 mod branch;
 mod branch_many;
 mod branch_ready;

@@ -142,6 +142,8 @@ pub(crate) struct StartArgs {
     #[command(flatten)]
     pub(crate) machine: Named,
     /// Boot, whatever it could be restored from
+    ///
+    /// Else the first start of a machine from an image goes on where the first machine of its kind had booted.
     #[arg(long)]
     pub(crate) cold: bool,
     /// Keep track of changes, which branches and quick saves need; this is the default

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use durable_files::{OsBackend, PublishError, Staging};
 
-use super::create::with_hostname;
 use super::phases::Phases;
 use super::power::not_ready;
 use crate::api::Engine;
@@ -16,7 +15,9 @@ use crate::api::error::EngineError;
 use crate::channel;
 use crate::channel::branch::{Begin, BranchDone, BranchRequest};
 use crate::channel::control::{Control, ControlReply, StartReport};
-use crate::machine::{BranchPlace, BranchWord, MachineDir, MachineFile, RecordedState};
+use crate::machine::{
+    BranchPlace, BranchWord, MachineDir, MachineFile, RecordedState, with_hostname,
+};
 use crate::name::MachineName;
 use crate::phase::Phase;
 use crate::progress::Progress;

@@ -16,6 +16,7 @@ use crate::kernel::Kernel;
 use crate::machine::{
     BaseMap, DEFAULT_HISTORY, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile,
     MachineOrigin, MachineSpec, RecordedState, create_overlay, link_or_copy, replace_file,
+    with_hostname,
 };
 use crate::name::MachineName;
 use crate::phase::Phase;
@@ -26,8 +27,6 @@ use crate::supervisor::unix_now;
 const MIN_MEMORY_BYTES: u64 = 96 << 20;
 /// Largest guest memory in bytes.
 const MAX_MEMORY_BYTES: u64 = 1 << 40;
-/// The agent's word for a host name on the kernel's command line.
-const HOSTNAME: &str = "smolvm.hostname=";
 /// Name of a machine's first map of chunks.
 const FIRST_BASE: &str = "base-0.map";
 /// Name of a machine's first overlay.
@@ -69,7 +68,7 @@ impl Engine {
         take_image_defaults(&mut spec, &image);
         let staging = Staging::create(Arc::new(OsBackend), &self.home().machines())?;
         let dir = MachineDir::new(staging.path().to_owned());
-        fill_from_image(&dir, &image, &kernel, spec.disk_bytes)?;
+        let kind = fill_from_image(&dir, &image, &kernel, spec.disk_bytes)?;
         let machine = MachineFile {
             v: MACHINE_FILE_VERSION,
             created_unix: unix_now(),
@@ -95,6 +94,8 @@ impl Engine {
             undos: 0,
             branched_from: None,
             branch: None,
+            kind: Some(kind),
+            booted: None,
             autosave: None,
             spec,
             name,
@@ -225,12 +226,13 @@ fn take_image_defaults(spec: &mut MachineSpec, image: &Image) {
     }
 }
 
+/// Puts everything that the machine needs into its own directory. Returns what it is made of, as a digest.
 fn fill_from_image(
     dir: &MachineDir,
     image: &Image,
     kernel: &Kernel,
     disk_bytes: u64,
-) -> Result<(), EngineError> {
+) -> Result<String, EngineError> {
     for path in [dir.packs(), dir.records(), dir.disk()] {
         make_private_dir(&path)?;
     }
@@ -240,7 +242,8 @@ fn fill_from_image(
         what: format!("the image cannot be a disk: {error}"),
         hint: None,
     })?;
-    replace_file(&dir.disk().join(FIRST_BASE), &base.encode())?;
+    let base = base.encode();
+    replace_file(&dir.disk().join(FIRST_BASE), &base)?;
     create_overlay(&dir.disk().join(FIRST_LAYER), disk_bytes)?;
     link_or_copy(&kernel.vmlinux_path(), &dir.kernel())?;
     let initramfs = kernel.initramfs(crate::GUEST_AGENT)?;
@@ -252,27 +255,14 @@ fn fill_from_image(
         .open(&path);
     file.and_then(|mut file| file.write_all(&initramfs))
         .map_err(FileError::at("write", &path))?;
-    Ok(())
+    Ok(kind_of(&base, kernel, &initramfs))
 }
 
-/// The kernel's command line with this host name, which holds until an identity is set.
-pub(crate) fn with_hostname(command_line: &str, hostname: &str) -> String {
-    let others = command_line
-        .split_whitespace()
-        .filter(|word| !word.starts_with(HOSTNAME));
-    let own = format!("{HOSTNAME}{hostname}");
-    others.chain([&*own]).collect::<Vec<_>>().join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_host_name_takes_the_place_of_another() {
-        let first = with_hostname("console=ttyS0  panic=-1", "a");
-        assert_eq!(first, "console=ttyS0 panic=-1 smolvm.hostname=a");
-        let second = with_hostname(&format!("{first} quiet"), "b");
-        assert_eq!(second, "console=ttyS0 panic=-1 quiet smolvm.hostname=b");
-    }
+/// What tells machines apart whose guests boot differently, as far as their files go.
+fn kind_of(base: &[u8], kernel: &Kernel, initramfs: &[u8]) -> String {
+    let mut digest = blake3::Hasher::new();
+    digest.update(blake3::hash(base).as_bytes());
+    digest.update(blake3::hash(kernel.info().vmlinux_blake3.as_bytes()).as_bytes());
+    digest.update(blake3::hash(initramfs).as_bytes());
+    digest.finalize().to_hex().to_string()
 }

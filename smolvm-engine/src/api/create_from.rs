@@ -12,12 +12,12 @@ use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::check_profile;
 
 use super::archive::UnpackedArchive;
-use super::create::{beyond_limit, with_hostname};
+use super::create::beyond_limit;
 use crate::api::{Engine, EngineError, MachineInfo};
 use crate::backend;
 use crate::machine::{
     Backend, DEFAULT_HISTORY, DiskFile, MACHINE_FILE_VERSION, MachineDir, MachineFile,
-    MachineOrigin, MachineSpec, RecordedState,
+    MachineOrigin, MachineSpec, RecordedState, with_hostname,
 };
 use crate::name::MachineName;
 use crate::point::{CheckpointDir, History, PointError, read_point};
@@ -319,6 +319,8 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
         undos: 0,
         branched_from: None,
         branch: None,
+        kind: None,
+        booted: None,
         autosave: None,
     }
 }

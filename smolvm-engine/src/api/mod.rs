@@ -79,6 +79,9 @@ pub struct EngineOptions {
     pub process_model: ProcessModel,
     /// Name of the machine that is meant where none is named.
     pub default_machine: Option<String>,
+    /// The first start of a machine from an image goes on at the cached booted point of one of its kind, and the first boot of
+    /// a kind leaves one behind. Without, each boots for itself.
+    pub booted_points: bool,
 }
 
 impl EngineOptions {
@@ -88,7 +91,15 @@ impl EngineOptions {
             home,
             process_model,
             default_machine: None,
+            booted_points: true,
         }
+    }
+
+    /// Uses booted points, or not.
+    #[must_use]
+    pub fn with_booted_points(mut self, booted_points: bool) -> Self {
+        self.booted_points = booted_points;
+        self
     }
 
     /// With a machine that is meant where none is named.
@@ -99,14 +110,18 @@ impl EngineOptions {
     }
 
     /// The home that the environment names, machines as processes of the calling program. The machine that
-    /// `SMOLVM_MACHINE_NAME` names is meant where none is.
+    /// `SMOLVM_MACHINE_NAME` names is meant where none is. Booted points are not used where `SMOLVM_BOOTED_POINTS` is `off`.
     pub fn from_environment() -> Result<Self, EngineError> {
         let program = std::env::current_exe()
             .map_err(FileError::at("find", Path::new("the running program")))?;
         let model = ProcessModel::Processes { program };
         let named = std::env::var("SMOLVM_MACHINE_NAME").ok();
         let named = named.filter(|name| !name.is_empty());
-        Ok(Self::new(Home::from_environment()?, model).with_default_machine(named))
+        let booted_points =
+            std::env::var_os("SMOLVM_BOOTED_POINTS").is_none_or(|use_| use_ != "off");
+        Ok(Self::new(Home::from_environment()?, model)
+            .with_default_machine(named)
+            .with_booted_points(booted_points))
     }
 }
 
@@ -125,6 +140,13 @@ impl Engine {
     pub fn open(options: EngineOptions) -> Result<Self, EngineError> {
         options.home.check()?;
         Ok(Self { options })
+    }
+
+    /// The same engine, which uses booted points, or not.
+    #[must_use]
+    pub fn with_booted_points(mut self, booted_points: bool) -> Self {
+        self.options.booted_points = booted_points;
+        self
     }
 
     /// The home.

@@ -7,13 +7,14 @@ use super::Engine;
 use super::process::{self, ProcessModel};
 use crate::api::EngineError;
 use crate::backend::{self, NotKvm};
-use crate::channel::branch::Begin;
+use crate::channel::branch::{Alone, Begin};
 use crate::channel::child::spawn_supervisor;
 use crate::channel::control::{Control, LiveStatus, StartReport, Trouble};
 use crate::channel::{self, ChannelError};
 use crate::file_error::FileError;
 use crate::machine::{MachineDir, RecordedState};
 use crate::name::MachineName;
+use crate::restore::{BootedCache, take_back};
 use crate::supervisor::{self, VmmHost};
 use crate::vmm;
 
@@ -27,7 +28,7 @@ const SAVE_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StartOptions {
-    /// Boot, whatever the machine could be restored from.
+    /// Boot, whatever the machine could be restored from: a point, or at its first start the booted point of its kind.
     pub cold: bool,
     /// Track changed pages, which branches and incremental saves need.
     pub branchable: bool,
@@ -110,7 +111,18 @@ impl Engine {
             });
             change.visible()?;
         }
-        let report = self.launch(name, &dir);
+        let alone = Alone {
+            booted_points: self.options.booted_points,
+            cold: options.cold,
+        };
+        let mut report = self.launch(name, &dir, alone);
+        if file.booted.is_none() && self.was_booted_in_vain(name, &dir, &report)? {
+            let cold = Alone {
+                cold: true,
+                ..alone
+            };
+            report = self.launch(name, &dir, cold);
+        }
         if !matches!(
             report,
             Ok(StartReport::Ready { .. } | StartReport::NotReady(_))
@@ -141,10 +153,52 @@ impl Engine {
         &self,
         name: &MachineName,
         dir: &MachineDir,
+        alone: Alone,
     ) -> Result<StartReport, EngineError> {
         self.launch_as(name, dir, |socket| {
-            channel::send(socket, &Begin::Alone, &[])
+            channel::send(socket, &Begin::Alone(alone), &[])
         })
+    }
+
+    /// Whether a first start went on at a booted point and did not come up: the machine is then as it was before, and the point gone.
+    fn was_booted_in_vain(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+        report: &Result<StartReport, EngineError>,
+    ) -> Result<bool, EngineError> {
+        let silent = match report {
+            Ok(StartReport::NotReady(_)) => true,
+            Ok(StartReport::Failed { .. }) => false,
+            Ok(StartReport::Ready { .. }) | Err(_) => return Ok(false),
+        };
+        let machine = self.read(name)?;
+        let Some(booted) = &machine.booted else {
+            return Ok(false);
+        };
+        if silent {
+            self.end(name, dir, Duration::ZERO)?;
+        } else {
+            self.wait_for_end(name, dir)?;
+            // Somebody wanted its end.
+            if self.read(name)?.state == RecordedState::Stopped {
+                return Ok(false);
+            }
+        }
+        tracing::warn!(machine = %name, "it did not come up at a booted point, and boots");
+        let change = dir.change(|file| {
+            let next = file.disk.next;
+            file.disk = booted.before.clone();
+            file.disk.next = next;
+            file.state = RecordedState::Created;
+            file.starts = 0;
+            file.has_identity = false;
+            file.booted = None;
+        });
+        change.visible()?;
+        take_back(dir, &machine, booted);
+        BootedCache::new(self.home()).remove(&booted.entry);
+        Ok(true)
     }
 
     /// As [`Self::launch`]; `tell` sends the [`Begin`] that the supervisor waits for.

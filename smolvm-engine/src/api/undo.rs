@@ -8,6 +8,7 @@ use super::place::own_default_store;
 use super::undo_target::UndoTarget;
 use crate::api::error::EngineError;
 use crate::api::{Engine, MachineState};
+use crate::channel::branch::Alone;
 use crate::channel::control::{
     CheckpointRequest, Control, ControlReply, StartReport, Trouble, UndoRequest,
 };
@@ -119,7 +120,7 @@ impl Engine {
                 // Nothing runs from here on.
                 self.wait_for_end(name, &dir)?;
                 self.put_back(&dir, name, file.undos, &target)?;
-                self.launch(name, &dir)?
+                self.launch(name, &dir, Alone::default())?
             }
         };
         drop(held);

@@ -109,7 +109,9 @@ impl Engine {
         };
         let prefix = IdPrefix::parse(asked).map_err(PointError::Id)?;
         let mut own = pinned_ids(dir)?;
-        own.retain(|id| prefix.matches(id));
+        // A booted point is nobody's.
+        let booted = file.booted.as_ref().map(|booted| &booted.point);
+        own.retain(|id| prefix.matches(id) && booted != Some(&id.to_string()));
         match own.as_slice() {
             [id] => return Ok((pinned(dir, *id)?, true)),
             [] => {}

@@ -38,9 +38,18 @@ pub(crate) struct BranchDone {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Begin {
     /// The machine boots, or goes on at its point.
-    Alone,
+    Alone(Alone),
     /// It goes on from another's instant. Descriptors: the machine's run lock, which is held, then as with [`BranchDone`].
     AsChild(StartAsChild),
+}
+
+/// How a machine starts that is no branch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Alone {
+    /// Its first start may go on at a booted point, and make one where there is none.
+    pub(crate) booted_points: bool,
+    /// It boots.
+    pub(crate) cold: bool,
 }
 
 /// What the supervisor of a branch is told.
@@ -50,7 +59,8 @@ pub(crate) struct StartAsChild {
     pub(crate) base: Option<String>,
 }
 
-/// What a machine begins with, but for the bytes of its memory. Written by one VMM, read by others; no other process looks into it.
+/// What a machine begins with, but for the bytes of its memory. Written by one VMM and read by others, or by the supervisor that makes
+/// a booted point of it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Inheritance {
     /// The state of every unit.

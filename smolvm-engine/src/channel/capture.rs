@@ -39,6 +39,8 @@ pub(crate) struct BeginCapture {
     pub(crate) point: bool,
     /// Hand memory over, from which other machines go on.
     pub(crate) share: bool,
+    /// Keep nothing of that memory: no other machine will go on from there.
+    pub(crate) once: bool,
     /// Send all of memory, not only what changed since the last capture that succeeded.
     pub(crate) full: bool,
     /// Leave the machine standing after the instant, until it goes back or the capture is over.

@@ -63,6 +63,12 @@ pub(crate) struct MachineFile {
     /// Where it is among the machines that were branched with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) branch: Option<BranchPlace>,
+    /// Of one that was made from an image: what its disk, kernel and initramfs were then, as a digest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) kind: Option<String>,
+    /// Its first start went on at a booted point, and was the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) booted: Option<BootedStart>,
     /// When it is saved without being asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) autosave: Option<AutosaveSchedule>,
@@ -89,6 +95,19 @@ pub(crate) enum BranchWord {
     Held,
     /// They were.
     Told,
+}
+
+/// What a start at a booted point brought into a machine's directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BootedStart {
+    /// The point's full id.
+    pub(crate) point: String,
+    /// The name of its entry in the cache.
+    pub(crate) entry: String,
+    /// Names of the packs that came with it.
+    pub(crate) packs: Vec<String>,
+    /// The disk before.
+    pub(crate) before: DiskFile,
 }
 
 /// When a machine that runs is saved without being asked.

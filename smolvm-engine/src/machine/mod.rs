@@ -4,6 +4,7 @@ mod base_map;
 mod change;
 mod chunk_base;
 mod chunk_source;
+mod command_line;
 mod dir;
 mod disk;
 mod file;
@@ -17,12 +18,14 @@ pub(crate) use base_map::{BaseMap, BaseMapError};
 pub(crate) use change::Change;
 pub(crate) use chunk_base::{ChunkBase, OnDamage};
 pub(crate) use chunk_source::{ChunkSource, is_damage};
+pub(crate) use command_line::{with_hostname, without_hostname};
 pub use dir::MachineDirError;
 pub(crate) use dir::{MachineDir, RunLock, TEMPORARY_PREFIX, replace_file, sync_directory};
 pub(crate) use disk::create_overlay;
 pub use file::{AutosaveSchedule, DEFAULT_HISTORY, MachineOrigin};
 pub(crate) use file::{
-    BranchPlace, BranchWord, DiskFile, MACHINE_FILE_VERSION, MachineFile, RecordedState,
+    BootedStart, BranchPlace, BranchWord, DiskFile, MACHINE_FILE_VERSION, MachineFile,
+    RecordedState,
 };
 pub(crate) use link::{link_machine, link_or_copy};
 pub(crate) use log_file::{BoundedLog, open_log};

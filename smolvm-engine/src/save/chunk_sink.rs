@@ -100,26 +100,36 @@ impl<'a> ChunkSink<'a> {
 
     /// The maps of all regions: those of `base` where nothing came.
     pub(crate) fn finish(
-        mut self,
+        self,
         base: Option<&Point>,
         maps: &Maps<'_>,
     ) -> Result<Vec<MemoryRegion>, SinkError> {
-        let mut before = base.iter().flat_map(|point| &point.record().memory);
-        let mut regions = Vec::new();
-        let mut first = 0;
-        for region in self.layout.regions() {
-            let behind = first + region.bytes / CHUNK_BYTES;
-            let later = self.changes.split_off(&behind);
-            let here = std::mem::replace(&mut self.changes, later);
-            let changes = here.into_iter().map(|(index, id)| (index - first, id));
-            let former = before.next().map_or(MapRoot::ZEROS, |region| region.map);
-            regions.push(MemoryRegion {
-                start_gpa: region.start.0,
-                size_bytes: region.bytes,
-                map: maps.change(&former, &changes.collect())?,
-            });
-            first = behind;
-        }
-        Ok(regions)
+        Ok(memory_regions(&self.layout, self.changes, base, maps)?)
     }
+}
+
+/// The maps of all regions, with these chunks by number of 64 KiB over all regions; those of `base` where there are none.
+pub(crate) fn memory_regions(
+    layout: &RamLayout,
+    mut changes: BTreeMap<u64, ChunkRef>,
+    base: Option<&Point>,
+    maps: &Maps<'_>,
+) -> Result<Vec<MemoryRegion>, MapsError> {
+    let mut before = base.iter().flat_map(|point| &point.record().memory);
+    let mut regions = Vec::new();
+    let mut first = 0;
+    for region in layout.regions() {
+        let behind = first + region.bytes / CHUNK_BYTES;
+        let later = changes.split_off(&behind);
+        let here = std::mem::replace(&mut changes, later);
+        let here = here.into_iter().map(|(index, id)| (index - first, id));
+        let former = before.next().map_or(MapRoot::ZEROS, |region| region.map);
+        regions.push(MemoryRegion {
+            start_gpa: region.start.0,
+            size_bytes: region.bytes,
+            map: maps.change(&former, &here.collect())?,
+        });
+        first = behind;
+    }
+    Ok(regions)
 }

@@ -116,23 +116,9 @@ impl<'a> Maps<'a> {
     /// Makes all that the record needs part of the capture: what did not change comes from the machine's packs. Sets
     /// the record's count of data. Returns the ids of all its chunks.
     pub(crate) fn complete(&self, record: &mut PointRecord) -> Result<Vec<ChunkId>, MapsError> {
-        let mut ids = Vec::new();
-        let mut seen = SeenNodes::default();
-        let mut data_chunks = 0u64;
-        for part in record.parts() {
-            let visit = &mut |name: ChunkRef| ids.push(ChunkId(name.0));
-            let data = self.reader.visit_distinct(&part.map, &mut seen, visit)?;
-            if matches!(part.part, Part::Memory { .. } | Part::Disk { .. }) {
-                data_chunks = data_chunks.saturating_add(data);
-            }
-        }
-        record.data_bytes = data_chunks.saturating_mul(CHUNK_BYTES);
-        ids.sort_unstable();
-        ids.dedup();
+        let ids = self.count(record)?;
         for id in &ids {
-            if let Some(node) = self.reader.source().base.get(&ChunkRef(id.0)) {
-                self.capture.put(node)?;
-            }
+            self.put_base_node(id)?;
         }
         let mut lost = self.capture.adopt(self.machine_packs, &ids)?.missing;
         if !lost.is_empty() {
@@ -149,5 +135,39 @@ impl<'a> Maps<'a> {
             0 => Ok(ids),
             count => Err(MapsError::Lost { count }),
         }
+    }
+
+    /// Makes the nodes of a map that the disk's base brought along part of the capture.
+    pub(crate) fn put_base_nodes(&self, map: &MapRoot) -> Result<(), MapsError> {
+        let mut ids = Vec::new();
+        let visit = &mut |name: ChunkRef| ids.push(ChunkId(name.0));
+        self.reader
+            .visit_distinct(map, &mut SeenNodes::default(), visit)?;
+        ids.iter().try_for_each(|id| self.put_base_node(id))
+    }
+
+    fn put_base_node(&self, id: &ChunkId) -> Result<(), MapsError> {
+        if let Some(node) = self.reader.source().base.get(&ChunkRef(id.0)) {
+            self.capture.put(node)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the record's count of data. Returns the ids of all its chunks.
+    pub(crate) fn count(&self, record: &mut PointRecord) -> Result<Vec<ChunkId>, MapsError> {
+        let mut ids = Vec::new();
+        let mut seen = SeenNodes::default();
+        let mut data_chunks = 0u64;
+        for part in record.parts() {
+            let visit = &mut |name: ChunkRef| ids.push(ChunkId(name.0));
+            let data = self.reader.visit_distinct(&part.map, &mut seen, visit)?;
+            if matches!(part.part, Part::Memory { .. } | Part::Disk { .. }) {
+                data_chunks = data_chunks.saturating_add(data);
+            }
+        }
+        record.data_bytes = data_chunks.saturating_mul(CHUNK_BYTES);
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
     }
 }

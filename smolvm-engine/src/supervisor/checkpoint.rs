@@ -1,6 +1,7 @@
 //! Saving a running machine: from a command to a published point.
 
 mod boot;
+mod booted;
 mod branch;
 mod dialogue;
 mod error;
@@ -18,6 +19,7 @@ use agent_protocol::message::{Activity, Processes};
 use cas_store::{Capture, CaptureOptions, Leftover, MAX_PACKS_PER_POINT, PackSet, Store};
 use snapshot_format::{Point, StateRecord};
 
+pub(super) use self::booted::freeze_booted;
 pub(super) use self::branch::{Branched, branch};
 use self::dialogue::Switched;
 pub(crate) use self::error::CheckpointError;
@@ -252,6 +254,8 @@ struct Capturing {
     stay: bool,
     /// Hand memory over.
     share: bool,
+    /// Which is looked at once.
+    once: bool,
 }
 
 /// One capture.
@@ -353,6 +357,7 @@ impl Run<'_> {
             full: base.is_none(),
             stay: leaves,
             share: self.share,
+            once: false,
         };
         let instant = self.receive(&mut machine, how, Some(&mut sink), progress)?;
         if let Some(way_back) = &mut way_back {
@@ -366,7 +371,7 @@ impl Run<'_> {
         let disk =
             disk_capture::capture_disk(&self.shared.dir, &machine, &disk_base, &capture, &maps)?;
         Phase::DiskStored.reached();
-        let boot = self.boot_blobs(&machine, &capture, &maps)?;
+        let boot = self.boot_blobs(&machine, base.as_deref(), &capture, &maps)?;
         let mut record = record::assemble(
             &machine,
             record::Host {

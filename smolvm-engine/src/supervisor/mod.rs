@@ -5,6 +5,7 @@
 
 mod agent;
 mod autosave;
+mod booted;
 mod checkpoint;
 mod end_record;
 mod guest_log;

@@ -9,6 +9,7 @@ use snapshot_format::{CheckpointId, InvalidId, Point};
 use thiserror::Error;
 
 use super::autosave;
+use super::booted::{AtBooted, Booted, Making};
 use super::checkpoint::CaptureState;
 use super::end_record::{damaged, record_end};
 use super::identity::IdentityError;
@@ -20,16 +21,20 @@ use super::signals;
 use super::tidy::tidy;
 use super::vmm_process::{self, SpawnError, VmmHandle, VmmHost};
 use crate::backend::{self, BackendError};
-use crate::channel::branch::{Begin, StartAsChild};
+use crate::channel::branch::{Alone, Begin, StartAsChild};
 use crate::channel::control::StartReport;
 use crate::channel::messages::{ConsoleNote, EndReason, FromVmm, StartMachine};
 use crate::channel::{self, ChannelError, control_socket};
 use crate::error_chain::{chain, full_hint};
 use crate::home::Home;
-use crate::machine::{MachineDir, MachineDirError, MachineFile, RecordedState, RunLock};
+use crate::machine::{
+    Backend, BootedStart, MachineDir, MachineDirError, MachineFile, RecordedState, RunLock,
+    without_hostname,
+};
 use crate::name::MachineName;
 use crate::phase::Phase;
 use crate::point::{PointError, read_point, record_file_name};
+use crate::restore::{BootedKind, PlaceError, make_durable};
 
 /// The context id of every guest: each has a vsock of its own.
 pub(crate) const GUEST_CID: u64 = 3;
@@ -72,10 +77,18 @@ pub(super) enum StartError {
     Id(#[source] InvalidId),
     #[error(transparent)]
     Layers(#[from] LayersError),
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     #[error("{0}")]
     Vmm(String),
     #[error("{0}")]
     Damaged(String),
+}
+
+/// How a machine begins.
+enum Beginning {
+    Alone(Alone),
+    AsChild(Inherited),
 }
 
 /// What a machine goes on from that is a branch of another.
@@ -95,11 +108,11 @@ pub(crate) fn run(home: &Home, name: &MachineName, host: &VmmHost, starter: Unix
         }),
     };
     let begin = begin(&starter, &dir);
-    let (lock, inherited) = match begin {
+    let (lock, beginning) = match begin {
         Ok(begin) => begin,
         Err(error) => return report(&starter, &failed(&error)),
     };
-    match start(home, name, host, &dir, &lock, inherited) {
+    match start(home, name, host, &dir, &lock, beginning) {
         Ok((shared, vmm)) => supervise(&shared, vmm, starter),
         Err(error) => {
             tracing::error!(error = %chain(&error), "the machine does not start");
@@ -109,13 +122,10 @@ pub(crate) fn run(home: &Home, name: &MachineName, host: &VmmHost, starter: Unix
 }
 
 /// Hears how the machine is to begin; its run lock is held then.
-fn begin(
-    starter: &UnixStream,
-    dir: &MachineDir,
-) -> Result<(RunLock, Option<Inherited>), StartError> {
+fn begin(starter: &UnixStream, dir: &MachineDir) -> Result<(RunLock, Beginning), StartError> {
     let received = channel::receive::<Begin>(starter)?;
     let point = match received.message {
-        Begin::Alone => return Ok((dir.lock_running()?, None)),
+        Begin::Alone(alone) => return Ok((dir.lock_running()?, Beginning::Alone(alone))),
         Begin::AsChild(point) => point,
     };
     let mut descriptors = received.descriptors.into_iter();
@@ -124,7 +134,7 @@ fn begin(
         point,
         descriptors: descriptors.collect(),
     };
-    Ok((RunLock::taken(lock), Some(inherited)))
+    Ok((RunLock::taken(lock), Beginning::AsChild(inherited)))
 }
 
 fn report(starter: &UnixStream, report: &StartReport) {
@@ -140,13 +150,17 @@ fn start(
     host: &VmmHost,
     dir: &MachineDir,
     lock: &RunLock,
-    inherited: Option<Inherited>,
+    beginning: Beginning,
 ) -> Result<(Arc<Shared>, VmmHandle), StartError> {
     let mut machine = dir
         .read()?
         .ok_or_else(|| StartError::Missing(name.clone()))?;
+    let alone = match &beginning {
+        Beginning::Alone(alone) => Some(*alone),
+        Beginning::AsChild(_) => None,
+    };
     // A new branch has nothing that is left over.
-    if inherited.is_none()
+    if alone.is_some()
         && let Err(error) = tidy(dir, &machine)
     {
         // What is left over does no harm but take space.
@@ -157,6 +171,17 @@ fn start(
         .spec
         .cpus
         .unwrap_or_else(|| backend::default_vcpus(backend));
+    let cpu = match &machine.spec.cpu {
+        Some(cpu) => cpu.clone(),
+        None => backend::default_profile(&*backend::open(backend)?).to_owned(),
+    };
+    let kind = BootedKind {
+        machine: &machine,
+        backend: backend.name(),
+        cpu: &cpu,
+        vcpus,
+    };
+    let booted = alone.map(|alone| Booted::look(home, &kind, alone));
     let restore = restored_point(dir, &machine)?;
     if restore.is_some() {
         Phase::RunLocked.reached();
@@ -165,57 +190,39 @@ fn start(
     } else {
         merge_layers(dir, &mut machine)?;
     }
-    let cpu = match &machine.spec.cpu {
-        Some(cpu) => cpu.clone(),
-        None => backend::default_profile(&*backend::open(backend)?).to_owned(),
-    };
-    let request = StartMachine {
-        backend,
-        vcpus,
-        memory_bytes: machine.spec.memory_bytes,
-        cpu: cpu.clone(),
-        command_line: machine.command_line.clone(),
-        vsock_cid: GUEST_CID,
-        disk_bytes: machine.spec.disk_bytes,
-        pack_directories: vec![dir.packs()],
-        other_pack_directories: machine.packs_elsewhere(&home.store()),
-        branchable: machine.branchable,
-        restore: restore.is_some(),
-        inherited: inherited.as_ref().map(|from| from.descriptors.len()),
-        deterministic: None,
-    };
     let no_socket = |source| StartError::Listen {
         path: dir.control_socket(),
         source,
     };
     let listener = control_socket::listen(&dir.control_socket()).map_err(no_socket)?;
-    let (descriptors, child) = match inherited {
-        Some(Inherited { point, descriptors }) => (descriptors, Some(point)),
-        None => (Vec::new(), None),
+    let launch = Launch {
+        home,
+        host,
+        dir,
+        lock,
+        backend,
+        vcpus,
+        cpu: &cpu,
     };
-    let vmm = vmm_process::start(host, dir, &machine, lock, request, &descriptors)?;
-    drop(descriptors);
-    match channel::receive(&vmm.socket)?.message {
-        FromVmm::Started => {}
-        FromVmm::StartFailed {
-            reason,
-            damaged: true,
-        } => return Err(damaged(dir, &reason)),
-        FromVmm::StartFailed { reason, .. } => return Err(StartError::Vmm(reason)),
-        other => return Err(StartError::Vmm(format!("unexpected answer {other:?}"))),
-    }
+    let begun = launch.begin(machine, restore, beginning, booted)?;
     let recorded = dir.change(|machine| {
         machine.state = RecordedState::Running {
             backend: backend.to_string(),
         };
         machine.starts += 1;
         machine.restore = None;
+        if alone.is_some() {
+            machine.booted = begun.booted.clone();
+        }
+        if begun.booted.is_some() {
+            machine.disk = begun.machine.disk.clone();
+        }
     });
     let machine = recorded.visible()?;
     Phase::RunRecorded.reached();
-    let restored = restore.is_some() || child.is_some();
-    let begun_at = restore.map(Arc::new);
-    let base = match child {
+    let restored = begun.point.is_some() || begun.child.is_some();
+    let begun_at = begun.point.map(Arc::new);
+    let base = match begun.child {
         Some(child) => child
             .base
             .and_then(|id| compared_with(dir, &id))
@@ -223,6 +230,7 @@ fn start(
         None => begun_at.clone(),
     };
     let base = base.filter(|_| machine.branchable);
+    let vmm = begun.vmm;
     let shared = Arc::new(Shared {
         dir: dir.clone(),
         default_store: home.store(),
@@ -235,7 +243,9 @@ fn start(
         cpu,
         branchable: machine.branchable,
         restored,
+        at_booted: begun.booted.is_some(),
         rebooted: AtomicBool::new(false),
+        making: Mutex::new(begun.making.filter(|_| machine.branchable)),
         capture: Mutex::new(CaptureState {
             begun_at,
             base,
@@ -251,6 +261,154 @@ fn start(
         signals::stop_when_told(&shared);
     }
     Ok((shared, vmm))
+}
+
+/// A VMM that runs a machine, and how that began.
+struct Begun {
+    vmm: VmmHandle,
+    machine: MachineFile,
+    /// It goes on at this point.
+    point: Option<Point>,
+    /// Which is a booted one.
+    booted: Option<BootedStart>,
+    /// It goes on from another machine's instant.
+    child: Option<StartAsChild>,
+    /// It boots, and leaves a booted point behind.
+    making: Option<Making>,
+}
+
+/// All that a machine is launched with.
+struct Launch<'a> {
+    home: &'a Home,
+    host: &'a VmmHost,
+    dir: &'a MachineDir,
+    lock: &'a RunLock,
+    backend: Backend,
+    vcpus: u8,
+    cpu: &'a str,
+}
+
+impl Launch<'_> {
+    fn begin(
+        &self,
+        mut machine: MachineFile,
+        point: Option<Point>,
+        beginning: Beginning,
+        booted: Option<Booted>,
+    ) -> Result<Begun, StartError> {
+        let Self { dir, .. } = self;
+        let mut making = None;
+        match booted {
+            Some(Booted::Found(cache, found)) => {
+                let key = found.key().to_owned();
+                if let Some(at) = AtBooted::place(dir, &machine, cache.clone(), &found) {
+                    match self.begin_at(&at.machine) {
+                        Ok(vmm) => {
+                            return Ok(Begun {
+                                vmm,
+                                machine: at.machine,
+                                point: Some(found.into_point()),
+                                booted: Some(at.start),
+                                child: None,
+                                making: None,
+                            });
+                        }
+                        Err(error) => at.give_up(dir, &error),
+                    }
+                }
+                making = Some(Making { cache, key });
+            }
+            Some(Booted::Missing(missing)) => making = Some(missing),
+            Some(Booted::Unused) | None => {}
+        }
+        if making.is_some() {
+            // What is left behind belongs to nobody.
+            machine.command_line = without_hostname(&machine.command_line);
+        }
+        let (descriptors, child) = match beginning {
+            Beginning::AsChild(Inherited { point, descriptors }) => {
+                (Some(descriptors), Some(point))
+            }
+            Beginning::Alone(_) => (None, None),
+        };
+        let vmm = self.launch(&machine, descriptors.as_deref())?;
+        match started(&vmm)? {
+            Ok(()) => {}
+            Err(Refusal {
+                reason,
+                damaged: true,
+            }) => return Err(damaged(dir, &reason)),
+            Err(Refusal { reason, .. }) => return Err(StartError::Vmm(reason)),
+        }
+        Ok(Begun {
+            vmm,
+            machine,
+            point,
+            booted: None,
+            child,
+            making,
+        })
+    }
+
+    /// Goes on at a booted point, which is made durable in the machine's directory meanwhile.
+    fn begin_at(&self, machine: &MachineFile) -> Result<VmmHandle, StartError> {
+        let vmm = self.launch(machine, None)?;
+        let durable = make_durable(self.dir, machine).map_err(StartError::from);
+        let runs = durable.and_then(|()| match started(&vmm)? {
+            Ok(()) => Ok(()),
+            Err(Refusal { reason, .. }) => Err(StartError::Vmm(reason)),
+        });
+        match runs {
+            Ok(()) => Ok(vmm),
+            Err(error) => {
+                vmm.give_up(VMM_END_PATIENCE);
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts a VMM; `inherited` is what a branch goes on from.
+    fn launch(
+        &self,
+        machine: &MachineFile,
+        inherited: Option<&[OwnedFd]>,
+    ) -> Result<VmmHandle, StartError> {
+        let request = StartMachine {
+            backend: self.backend,
+            vcpus: self.vcpus,
+            memory_bytes: machine.spec.memory_bytes,
+            cpu: self.cpu.to_owned(),
+            command_line: machine.command_line.clone(),
+            vsock_cid: GUEST_CID,
+            disk_bytes: machine.spec.disk_bytes,
+            pack_directories: vec![self.dir.packs()],
+            other_pack_directories: machine.packs_elsewhere(&self.home.store()),
+            branchable: machine.branchable,
+            restore: machine.restore.is_some(),
+            inherited: inherited.map(<[OwnedFd]>::len),
+            deterministic: None,
+        };
+        let inherited = inherited.unwrap_or_default();
+        Ok(vmm_process::start(
+            self.host, self.dir, machine, self.lock, request, inherited,
+        )?)
+    }
+}
+
+/// Why a VMM did not start a machine.
+struct Refusal {
+    reason: String,
+    /// Chunks are lost.
+    damaged: bool,
+}
+
+/// Waits until the VMM runs the machine.
+fn started(vmm: &VmmHandle) -> Result<Result<(), Refusal>, StartError> {
+    match channel::receive(&vmm.socket)?.message {
+        FromVmm::Started => Ok(Ok(())),
+        FromVmm::StartFailed { reason, damaged } => Ok(Err(Refusal { reason, damaged })),
+        other => Err(StartError::Vmm(format!("unexpected answer {other:?}"))),
+    }
 }
 
 /// The point that the start goes on at.

@@ -1,13 +1,14 @@
 //! What a guest gets between its start and the moment at which anybody works in it.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use agent_protocol::client::ClientError;
 use agent_protocol::message::{ErrorKind, StepOutcome, StepReport};
 use thiserror::Error;
 
 use super::agent::{AgentConnection, AgentError, Control, Patience};
+use super::booted;
 use super::guest_log;
 use super::identity::{self, IdentityError, SEED_BYTES};
 use super::shared::{Live, Shared};
@@ -21,6 +22,11 @@ use crate::phase::Phase;
 const AGENT_PATIENCE: Patience = Patience {
     silence: Duration::from_secs(120),
     at_most: Duration::from_secs(600),
+};
+/// As long for a machine that went on at a booted point: it can still boot.
+const BOOTED_PATIENCE: Patience = Patience {
+    silence: Duration::from_secs(20),
+    at_most: Duration::from_secs(60),
 };
 /// How long one control call to the agent may take. The guest's disk is synced in it, for which a host
 /// whose disks are busy takes many seconds.
@@ -126,6 +132,18 @@ impl SetUpError {
 fn set_up(shared: &Arc<Shared>, resets: u64) -> Result<Vec<String>, SetUpError> {
     let mut guest = Guest::reach(shared, resets)?;
     Phase::AgentAnswers.reached();
+    let making = shared.making.lock();
+    let making = making.unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(making) = making.filter(|_| resets == 0) {
+        // Every machine of the kind has a disk of this size.
+        guest.may("resize of the root file system", |agent| {
+            agent.resize_root()
+        })?;
+        if guest.pending.is_empty() {
+            booted::leave_behind(shared, making);
+        }
+        guest.pending.clear();
+    }
     guest.must("clock", |agent| agent.set_clock_to_now())?;
     let (seed, id) = (identity::random::<SEED_BYTES>()?, identity::random()?);
     guest.must_all("reseed", |agent| agent.reseed(&seed, id))?;
@@ -216,7 +234,9 @@ impl<'a> Guest<'a> {
         call: &'static str,
         make: impl FnOnce(&mut Control) -> Result<T, ClientError>,
     ) -> Result<Result<T, AgentError>, AgentError> {
+        let begin = Instant::now();
         let made = self.agent.call(call, CALL_TIMEOUT, make);
+        tracing::debug!(call, took = ?begin.elapsed(), "the agent was called");
         if let Err(error) = &made
             && !error.is_answer()
         {
@@ -279,7 +299,11 @@ fn connect(shared: &Shared, resets: u64) -> Result<AgentConnection, AgentError> 
     let console_bytes = || std::fs::metadata(&console).map_or(0, |log| log.len());
     // A set-up of the guest before a reset is of no use any more.
     let ended = || shared.has_ended() || shared.resets() != resets;
+    let patience = match shared.at_booted && resets == 0 {
+        true => BOOTED_PATIENCE,
+        false => AGENT_PATIENCE,
+    };
     shared
         .dialer
-        .connect_to_living(AGENT_PATIENCE, ended, console_bytes)
+        .connect_to_living(patience, ended, console_bytes)
 }

@@ -11,6 +11,7 @@ use agent_protocol::message::SyncReport;
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::agent::AgentDialer;
+use super::booted::Making;
 use super::checkpoint::CaptureState;
 use crate::channel::control::{AutosaveNote, KeptStatus, Trouble};
 use crate::channel::messages::{EndReason, ToVmm};
@@ -46,6 +47,10 @@ pub(super) struct Shared {
     pub(super) branchable: bool,
     /// It went on at a point, so its kernel believes to be the one that was saved.
     pub(super) restored: bool,
+    /// And that was a booted point.
+    pub(super) at_booted: bool,
+    /// The booted point that is to be made of it, until its guest has booted.
+    pub(super) making: Mutex<Option<Making>>,
     /// The guest rebooted since the last capture began.
     pub(super) rebooted: AtomicBool,
     /// Held during a capture, and by whatever else must not happen during one.

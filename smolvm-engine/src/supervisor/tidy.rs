@@ -42,6 +42,11 @@ pub(super) enum TidyError {
 pub(super) fn tidy(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> {
     match machine.state {
         RecordedState::Damaged { .. } => Ok(()),
+        // What came with the booted point that its last run began at.
+        RecordedState::Stopped if machine.booted.is_some() => {
+            tidy_files(dir, machine)?;
+            keep_history(dir, machine, None).map(drop)
+        }
         RecordedState::Created | RecordedState::Stopped => tidy_files(dir, machine),
         RecordedState::Running { .. } | RecordedState::Failed { .. } => {
             tidy_files(dir, machine)?;

@@ -89,6 +89,16 @@ impl VmmHandle {
             .ok()
     }
 
+    /// Ends a VMM whose machine is not wanted, and waits for that. One that does not end is left alone.
+    pub(super) fn give_up(mut self, patience: Duration) {
+        if let Err(error) = self.socket.shutdown(std::net::Shutdown::Both) {
+            tracing::debug!(%error, "the VMM has closed its socket");
+        }
+        if !self.reap(patience) {
+            tracing::error!("a VMM does not end");
+        }
+    }
+
     /// Waits for its end; false when it has not ended within `patience`. A thread is always waited for.
     pub(super) fn reap(&mut self, patience: Duration) -> bool {
         match &mut self.body {

@@ -93,9 +93,13 @@ impl Sharing {
     pub(super) fn hand_over(
         self,
         states: Vec<UnitState>,
+        once: bool,
         socket: &CaptureSocket,
     ) -> Result<(), ShareError> {
-        let memory = self.freeze.finish()?;
+        let memory = match once {
+            true => self.freeze.finish_apart()?,
+            false => self.freeze.finish()?,
+        };
         let inheritance = Inheritance {
             states,
             parts: memory.parts().iter().map(to_message).collect(),

@@ -167,6 +167,7 @@ fn run(
                 slots,
                 point,
                 share,
+                once,
                 ..
             },
         tracked,
@@ -236,7 +237,7 @@ fn run(
     Phase::Resumed.reached();
     let states: Vec<UnitState> = states.into_iter().map(to_message).collect();
     if let Some(sharing) = sharing {
-        sharing.hand_over(states.clone(), socket)?;
+        sharing.hand_over(states.clone(), once, socket)?;
     }
     if let Some(mut sender) = sender {
         sender.send_kept(&kept)?;

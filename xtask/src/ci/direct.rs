@@ -135,6 +135,7 @@ impl Place {
             ("SMOLVM", self.path("bin/smolvm")),
             ("SMOLVM_HOME", self.path("home")),
             ("SMOLVM_BACKEND", PathBuf::from("soft")),
+            ("SMOLVM_BOOTED_POINTS", PathBuf::from("off")),
             ("HOME", self.path("tmp")),
             ("TMPDIR", self.path("tmp")),
         ]

@@ -31,7 +31,7 @@ prepare() {
 environment=(
     HOME=/home/smol USER=smol LOGNAME=smol LANG=C.UTF-8
     PATH=/data/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
-    SMOLVM=/data/bin/keep-logs/smolvm SMOLVM_HOME=/data/home SMOLVM_REQUIRE_KVM=1 RUST_BACKTRACE=1
+    SMOLVM=/data/bin/keep-logs/smolvm SMOLVM_HOME=/data/home SMOLVM_REQUIRE_KVM=1 SMOLVM_BOOTED_POINTS=off RUST_BACKTRACE=1
     $variables
 )
 

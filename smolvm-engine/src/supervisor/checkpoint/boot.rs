@@ -6,28 +6,30 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use cas_store::{Capture, MAX_CHUNK_BYTES, StoreError, for_all};
-use snapshot_format::{Blob, BootBlobs, CheckpointId, ChunkRef, MapRoot};
+use snapshot_format::{Blob, BootBlobs, CheckpointId, ChunkRef, MapRoot, Point};
 
 use super::Run;
 use super::error::CheckpointError;
 use crate::file_error::FileError;
-use crate::machine::MachineFile;
+use crate::machine::{MachineDir, MachineFile};
 use crate::point::{read_point, record_file_name};
 use crate::save::maps::Maps;
 
 impl Run<'_> {
-    /// Kernel and initramfs as chunks: those of the head, or from the machine's files.
+    /// Kernel and initramfs as chunks: those of the head, of the point that this run began at, or from the machine's files.
     pub(super) fn boot_blobs(
         &self,
         machine: &MachineFile,
+        begun_at: Option<&Point>,
         capture: &Capture,
         maps: &Maps<'_>,
     ) -> Result<BootBlobs, CheckpointError> {
         let dir = &self.shared.dir;
-        if let Some(head) = &machine.head
-            && let Ok(id) = head.parse::<CheckpointId>()
-            && let Ok(point) = read_point(&dir.records().join(record_file_name(&id)), Some(id))
-        {
+        let head = machine.head.as_ref().and_then(|head| {
+            let id = head.parse::<CheckpointId>().ok()?;
+            read_point(&dir.records().join(record_file_name(&id)), Some(id)).ok()
+        });
+        if let Some(point) = head.as_ref().or(begun_at) {
             let boot = point.record().boot.clone();
             // It names the host, which a restored machine may have changed.
             let command_line = machine.command_line.clone();
@@ -36,12 +38,22 @@ impl Run<'_> {
                 ..boot
             });
         }
-        Ok(BootBlobs {
-            kernel: put_file(capture, maps, &dir.kernel())?,
-            initramfs: put_file(capture, maps, &dir.initramfs())?,
-            command_line: machine.command_line.clone(),
-        })
+        boot_blobs(dir, machine.command_line.clone(), capture, maps)
     }
+}
+
+/// Kernel and initramfs of a machine from its files.
+pub(super) fn boot_blobs(
+    dir: &MachineDir,
+    command_line: String,
+    capture: &Capture,
+    maps: &Maps<'_>,
+) -> Result<BootBlobs, CheckpointError> {
+    Ok(BootBlobs {
+        kernel: put_file(capture, maps, &dir.kernel())?,
+        initramfs: put_file(capture, maps, &dir.initramfs())?,
+        command_line,
+    })
 }
 
 /// Stores a file's chunks, without reading all of it into memory.

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use super::dialogue::Moment;
 use super::{
     Beside, CaptureState, Capturing, CheckpointError, OnProgress, Run, SharedMemory, save,
 };
@@ -116,19 +117,20 @@ fn share(
         state.base = None;
     }
     let mut run = Run::new(shared);
-    let shared = run.share(state, progress);
+    let shared = run.share(state, false, progress);
     let shared = shared.inspect_err(|_| run.abort(state));
     run.note_top(state);
     *memory = run.memory.take();
-    shared
+    Ok(shared?.pause_micros)
 }
 
 impl Run<'_> {
-    fn share(
+    pub(super) fn share(
         &mut self,
         state: &CaptureState,
+        once: bool,
         progress: OnProgress<'_>,
-    ) -> Result<u64, CheckpointError> {
+    ) -> Result<Moment, CheckpointError> {
         let mut machine = self.add_layer()?;
         self.added_layer = machine.disk.layers.last().cloned();
         self.add_merged(state, &mut machine)?;
@@ -136,15 +138,17 @@ impl Run<'_> {
             full: false,
             stay: false,
             share: true,
+            once,
         };
-        Ok(self
-            .receive(&mut machine, how, None, progress)?
-            .pause_micros)
+        self.receive(&mut machine, how, None, progress)
     }
 }
 
 /// The machine with the disk as it was when `top` became its top.
-fn as_of(mut machine: MachineFile, top: Option<&str>) -> Result<MachineFile, CheckpointError> {
+pub(super) fn as_of(
+    mut machine: MachineFile,
+    top: Option<&str>,
+) -> Result<MachineFile, CheckpointError> {
     let at = machine
         .disk
         .layers

@@ -116,6 +116,7 @@ impl Run<'_> {
             merge: merged.is_some(),
             point: window.is_some(),
             share: how.share,
+            once: how.once,
             full: how.full,
             stay: how.stay,
             slots: WINDOW_SLOTS,

@@ -2,6 +2,7 @@
 
 use cas_store::StoreError;
 use thiserror::Error;
+use vmm_core::ram::SharedRamError;
 
 use crate::channel::ChannelError;
 use crate::error_chain::full_hint;
@@ -50,6 +51,10 @@ pub(crate) enum CheckpointError {
     Io(#[from] FileError),
     #[error("whoever asked for it is gone")]
     Cancelled,
+    #[error("memory of the instant cannot be used")]
+    Memory(#[from] SharedRamError),
+    #[error("the state of the instant cannot be read")]
+    Inheritance(#[from] serde_json::Error),
     #[error("it keeps no track of changes")]
     Untracked,
     /// The point of a branch is there, its machines are not.
