@@ -141,9 +141,7 @@ impl Named {
 pub(crate) struct StartArgs {
     #[command(flatten)]
     pub(crate) machine: Named,
-    /// Boot, whatever it could be restored from
-    ///
-    /// Else the first start of a machine from an image goes on where the first machine of its kind had booted.
+    /// Boot, whatever it could be restored from, and though another machine of its kind has booted
     #[arg(long)]
     pub(crate) cold: bool,
     /// Keep track of changes, which branches and quick saves need; this is the default
