@@ -60,10 +60,10 @@ pub use api::{
     CheckpointOptions, CreateFromOptions, CreateOptions, DEFAULT_HISTORY, DeterministicError,
     DeterministicMachine, DiffSummary, Engine, EngineError, EngineOptions, ErrorCode, ExecOptions,
     ExecOutput, ExecSession, ExecWriter, ExportOptions, KeptState, LastAutosave, LeftState,
-    LogEntry, LogPart, MAX_BRANCH_CHILDREN, MachineDigest, MachineInfo, MachineState, PointCopy,
-    PointName, PointSource, Problem, READY_TIMEOUT, RepairSource, Repaired, Saving, StartOptions,
-    Started, StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint, VerifyLevel,
-    VerifyOptions, VerifySource, doctor, process,
+    LogEntry, LogPart, MAX_BRANCH_CHILDREN, MachineDigest, MachineInfo, MachineState, Paused,
+    PointCopy, PointName, PointSource, Problem, READY_TIMEOUT, RepairSource, Repaired, Saving,
+    StartOptions, Started, StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint,
+    VerifyLevel, VerifyOptions, VerifySource, doctor, process,
 };
 pub use channel::ChannelError;
 pub use durable_files::FileError;

@@ -36,6 +36,8 @@ pub enum Operation {
     Branch,
     /// The first `start` of a machine that was made from an image.
     Booted,
+    /// `pause`, beside the first ones of a checkpoint.
+    Pause,
 }
 
 /// Which process reaches a phase.
@@ -113,6 +115,10 @@ phases! {
     Rebased = "rebased", Checkpoint, Vmm;
     /// Everything is done but the answer.
     LayersDropped = "layers-dropped", Checkpoint, Supervisor;
+    /// `machine.json` says that the machine is paused; its guest stands still in a VMM that does not know.
+    PauseDecided = "pause-decided", Pause, Supervisor;
+    /// The VMM is gone; files of the disk before are still there.
+    PauseEnded = "pause-ended", Pause, Supervisor;
     /// What the target of an undo needs is linked into a directory of the machine's.
     TargetHeld = "target-held", Undo, Command;
     /// The machine stands, and what it needs to go back in place is read; nothing is changed.

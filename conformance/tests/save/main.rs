@@ -20,6 +20,7 @@ mod inside;
 mod instant;
 mod killed;
 mod memory;
+mod pause;
 mod phases;
 mod refused;
 mod time;

@@ -48,6 +48,16 @@ pub(crate) enum MachineCommand {
     /// Say how a machine is
     #[command(alias = "inspect")]
     Status(Named),
+    /// Save a machine into its own directory and end it, until resume
+    #[command(
+        long_about = "Save a machine into its own directory and end it: memory, processes and disk, at one instant. \
+            Nothing of it runs or takes memory afterwards, also over a restart of the host.\n\n\
+            It is no point in the history and needs no store: `resume`, or `start`, goes on there and uses it up."
+    )]
+    Pause(PauseArgs),
+    /// Let a paused machine go on
+    #[command(alias = "unpause")]
+    Resume(ResumeArgs),
     /// Save a running machine without stopping it
     #[command(alias = "snapshot")]
     Checkpoint(CheckpointArgs),
@@ -195,6 +205,25 @@ pub(crate) struct StopArgs {
     /// How long it may take to shut down by itself
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::duration)]
     pub(crate) timeout: Duration,
+    /// Of a paused machine: give up what was in its memory
+    #[arg(long)]
+    pub(crate) discard: bool,
+}
+
+/// `machine pause`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm pause agent")]
+pub(crate) struct PauseArgs {
+    #[command(flatten)]
+    pub(crate) machine: Named,
+}
+
+/// `machine resume`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: smolvm resume agent")]
+pub(crate) struct ResumeArgs {
+    #[command(flatten)]
+    pub(crate) machine: Named,
 }
 
 /// `machine delete`.

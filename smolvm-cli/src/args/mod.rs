@@ -26,7 +26,8 @@ pub(crate) use kernel::{KernelCommand, KernelImportArgs};
 pub(crate) use machine::{
     AutosaveArgs, BranchArgs, BranchReleaseArgs, CheckpointArgs, CheckpointExportArgs,
     CheckpointImportArgs, CheckpointLogArgs, CheckpointVerifyArgs, DeleteArgs, ListArgs, LogsArgs,
-    MachineCommand, Named, RenameArgs, RestartArgs, StartArgs, StopArgs, TryArgs, UndoArgs,
+    MachineCommand, Named, PauseArgs, RenameArgs, RestartArgs, ResumeArgs, StartArgs, StopArgs,
+    TryArgs, UndoArgs,
 };
 pub(crate) use point::{CheckpointDiffArgs, PointText};
 pub(crate) use system::{CompletionsArgs, HelpArgs};
@@ -176,6 +177,11 @@ mod tests {
             "machine exec --name agent -it -e A=b -w / -u nobody --timeout 5s -- sh",
             "machine stop --name agent --timeout 3s",
             "machine stop --all",
+            "machine stop --name agent --discard",
+            "machine pause --name agent",
+            "machine resume --name agent",
+            "pause agent",
+            "resume agent",
             "machine delete --name agent -f",
             "machine delete --all -f",
             "machine create --name u --from ./x.checkpoint --at ~2",

@@ -6,8 +6,6 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands that no version has yet, with the group that they will be in.
 const COMMANDS: &[(&str, &str)] = &[
-    ("pause", "machine "),
-    ("resume", "machine "),
     ("checkpoint-prune", "machine "),
     ("tree", "machine "),
     ("port", "machine "),

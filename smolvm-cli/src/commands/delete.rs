@@ -14,11 +14,14 @@ pub(crate) fn delete(engine: &Engine, printer: &Printer, args: DeleteArgs) -> Re
     }
     let name = engine.resolve(args.machine.given())?;
     // An unknown name is told before anything is asked.
-    let is_running = engine.machine(&name)?.state == MachineState::Running;
+    let state = engine.machine(&name)?.state;
+    let is_running = state == MachineState::Running;
     let question = if is_running {
         format!(
             "'{name}' is running. End it and delete it with all its files? What is saved in stores stays."
         )
+    } else if state == MachineState::Paused {
+        format!("'{name}' is paused. Delete it with all its files, and what was in its memory?")
     } else {
         format!("Delete '{name}' with all its files?")
     };

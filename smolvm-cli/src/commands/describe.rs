@@ -56,6 +56,7 @@ pub(crate) fn object_of(machine: &MachineInfo) -> Value {
         "held": machine.held,
         "head": machine.head,
         "created": format_utc(machine.created_unix),
+        "paused": machine.paused_unix.map(format_utc),
         "started": machine.started_unix.map(format_utc),
         "out_of_memory": machine.out_of_memory,
         "left": machine.left.as_ref().map(|left| json!({

@@ -119,6 +119,11 @@ pub(crate) fn status(engine: &Engine, printer: &Printer, args: Named) -> Result<
             "hint: see its console with: smolvm machine logs --name {name}"
         ));
     }
+    if machine.state == MachineState::Paused {
+        printer.note(&format!(
+            "hint: let it go on with: smolvm machine resume --name {name}"
+        ));
+    }
     Ok(())
 }
 
@@ -175,6 +180,7 @@ fn lines(machine: &MachineInfo) -> Vec<(&'static str, String)> {
     }
     let optional = [
         ("started", machine.started_unix.map(format_utc)),
+        ("paused", machine.paused_unix.map(format_utc)),
         (
             "branch of",
             machine.branched_from.as_ref().map(ToString::to_string),

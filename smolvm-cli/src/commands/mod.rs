@@ -16,6 +16,7 @@ mod image;
 mod kernel;
 mod list;
 mod logs;
+mod pause;
 mod run;
 mod session;
 mod start;
@@ -72,6 +73,8 @@ fn machine(
         MachineCommand::Create(args) => create::create(&engine()?, printer, *args).map(done),
         MachineCommand::Start(args) => start::start(&engine()?, printer, args).map(done),
         MachineCommand::Stop(args) => stop::stop(&engine()?, printer, args).map(done),
+        MachineCommand::Pause(args) => pause::pause(&engine()?, printer, args).map(done),
+        MachineCommand::Resume(args) => pause::resume(&engine()?, printer, args).map(done),
         MachineCommand::Restart(args) => start::restart(&engine()?, printer, args).map(done),
         MachineCommand::Delete(args) => delete::delete(&engine()?, printer, args).map(done),
         MachineCommand::Rename(args) => create::rename(&engine()?, printer, args).map(done),

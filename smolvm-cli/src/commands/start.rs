@@ -121,7 +121,8 @@ fn launch(
     report(printer, name, &started?, created)
 }
 
-fn report(
+/// Says how a start went.
+pub(super) fn report(
     printer: &Printer,
     name: &MachineName,
     started: &Started,
@@ -138,6 +139,8 @@ fn report(
     }
     let line = if started.was_running {
         format!("'{name}' runs already")
+    } else if started.was_paused {
+        format!("Resumed '{name}' ({})", started.backend)
     } else {
         format!("Started '{name}' ({})", started.backend)
     };
@@ -146,6 +149,7 @@ fn report(
         "state": "running",
         "created": created,
         "was_running": started.was_running,
+        "was_paused": started.was_paused,
         "backend": started.backend,
         "pending": started.pending,
     });

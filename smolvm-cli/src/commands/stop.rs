@@ -11,7 +11,7 @@ use crate::output::{self, Printer, object};
 
 /// `machine stop`.
 pub(crate) fn stop(engine: &Engine, printer: &Printer, args: StopArgs) -> Result<(), Failure> {
-    let options = StopOptions::with_timeout(args.timeout);
+    let options = StopOptions::with_timeout(args.timeout).with_discard(args.discard);
     if args.all {
         return stop_all(engine, printer, options);
     }
@@ -27,7 +27,10 @@ fn stop_all(engine: &Engine, printer: &Printer, options: StopOptions) -> Result<
     let running: Vec<MachineName> = engine
         .machines()?
         .into_iter()
-        .filter(|machine| machine.state == MachineState::Running)
+        .filter(|machine| {
+            let is_given_up = options.discard && machine.state == MachineState::Paused;
+            machine.state == MachineState::Running || is_given_up
+        })
         .map(|machine| machine.name)
         .collect();
     if running.is_empty() {
@@ -83,7 +86,9 @@ fn report(
     options: StopOptions,
 ) -> Result<(), Failure> {
     warn_if_forced(printer, name, stopped, options);
-    let line = if stopped.was_stopped {
+    let line = if stopped.discarded {
+        format!("Stopped '{name}': what was in its memory is given up")
+    } else if stopped.was_stopped {
         format!("'{name}' did not run")
     } else {
         format!("Stopped '{name}'")
@@ -93,6 +98,7 @@ fn report(
         "state": "stopped",
         "was_stopped": stopped.was_stopped,
         "forced": stopped.forced,
+        "discarded": stopped.discarded,
     });
     printer.result(object(result), &line)
 }

@@ -62,8 +62,6 @@ fn what_is_not_there_yet_is_refused() {
     let home = Home::new();
     for line in [
         "machine autosave --every 5m --keep-last 3",
-        "machine pause --name a",
-        "machine resume --name a",
         "machine checkpoint-prune --store s --dry-run",
         "machine tree --dot",
         "machine create -v /a:/b",

@@ -10,6 +10,8 @@ const COMMANDS: &[&str] = &[
     "machine create",
     "machine start",
     "machine stop",
+    "machine pause",
+    "machine resume",
     "machine delete",
     "machine rename",
     "machine exec",

@@ -24,12 +24,24 @@ const OPERATION_PATIENCE: Duration = Duration::from_secs(10);
 pub struct StopOptions {
     /// How long the guest may take to end by itself.
     pub timeout: Duration,
+    /// Give up what a pause saved, which makes a machine that is paused a stopped one.
+    pub discard: bool,
 }
 
 impl StopOptions {
     /// With this timeout.
     pub fn with_timeout(timeout: Duration) -> Self {
-        Self { timeout }
+        Self {
+            timeout,
+            ..Self::default()
+        }
+    }
+
+    /// Gives up what a pause saved, or not.
+    #[must_use]
+    pub fn with_discard(mut self, discard: bool) -> Self {
+        self.discard = discard;
+        self
     }
 }
 
@@ -37,6 +49,7 @@ impl Default for StopOptions {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(10),
+            discard: false,
         }
     }
 }
@@ -48,25 +61,37 @@ pub struct Stopped {
     pub was_stopped: bool,
     /// The guest did not end by itself.
     pub forced: bool,
+    /// It was paused: what was in its memory is given up.
+    pub discarded: bool,
 }
 
 impl Engine {
     /// Stops a machine: in order if the guest obeys in time, else by force. A save that has its moment is waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::WrongState`] for a machine that is paused, unless its memory is to be given up.
     pub fn stop(&self, name: &MachineName, options: StopOptions) -> Result<Stopped, EngineError> {
         let dir = self.dir(name);
         self.read(name)?;
         let _operation = self.lock_to_end(name, &dir)?;
-        self.read(name)?;
+        let file = self.read(name)?;
         if !dir.is_running()? {
+            let discarded = matches!(file.state, RecordedState::Paused { .. });
+            if discarded {
+                self.discard_pause(name, &dir, options.discard)?;
+            }
             return Ok(Stopped {
                 was_stopped: true,
                 forced: false,
+                discarded,
             });
         }
         let forced = self.end(name, &dir, options.timeout)?;
         Ok(Stopped {
             was_stopped: false,
             forced,
+            discarded: false,
         })
     }
 

@@ -10,6 +10,7 @@ use guest_image::file_system::FileSystemError;
 use snapshot_format::ResolveError;
 use thiserror::Error;
 
+use crate::api::MachineState;
 use crate::backend::{self, BackendError};
 use crate::channel::ChannelError;
 use crate::error_chain::full_hint;
@@ -408,6 +409,16 @@ impl EngineError {
             Self::WrongState {
                 operation: "start", ..
             } => None,
+            Self::WrongState {
+                operation: "stop",
+                name,
+                ..
+            } => Some(format!(
+                "go on with: smolvm machine resume --name {name}; or give its memory up with: smolvm machine stop --name {name} --discard"
+            )),
+            Self::WrongState { name, state, .. } if state == MachineState::Paused.word() => Some(
+                format!("let it go on with: smolvm machine resume --name {name}"),
+            ),
             Self::WrongState { name, .. } => {
                 Some(format!("start it with: smolvm machine start --name {name}"))
             }

@@ -17,6 +17,8 @@ pub enum MachineState {
     Running,
     /// Ended in order.
     Stopped,
+    /// Saved into its own directory and ended: it goes on there when it is started.
+    Paused,
     /// Ended by itself.
     Failed {
         /// Why.
@@ -36,6 +38,7 @@ impl MachineState {
             Self::Created => "created",
             Self::Running => "running",
             Self::Stopped => "stopped",
+            Self::Paused => "paused",
             Self::Failed { .. } => "failed",
             Self::Damaged { .. } => "damaged",
         }
@@ -76,6 +79,8 @@ pub struct MachineInfo {
     pub vcpus: Option<u8>,
     /// Seconds since 1970 when it was started, while it runs.
     pub started_unix: Option<u64>,
+    /// Seconds since 1970 when it was paused, while it is.
+    pub paused_unix: Option<u64>,
     /// Whether its agent answers, while it runs.
     pub ready: bool,
     /// The guest's kernel killed a process for lack of memory.
@@ -135,10 +140,15 @@ fn left_state((id, status): (String, KeptStatus)) -> LeftState {
 
 /// Puts together what the file of a machine and its supervisor say.
 pub(super) fn describe(file: MachineFile, running: bool, live: Option<LiveStatus>) -> MachineInfo {
+    let paused_unix = match file.state {
+        RecordedState::Paused { since_unix } if !running => Some(since_unix),
+        _ => None,
+    };
     let state = match file.state {
         _ if running => MachineState::Running,
         RecordedState::Created => MachineState::Created,
         RecordedState::Stopped => MachineState::Stopped,
+        RecordedState::Paused { .. } => MachineState::Paused,
         RecordedState::Failed { reason } => MachineState::Failed { reason },
         RecordedState::Damaged { reason } => MachineState::Damaged { reason },
         RecordedState::Running { .. } => MachineState::Failed {
@@ -158,6 +168,7 @@ pub(super) fn describe(file: MachineFile, running: bool, live: Option<LiveStatus
         head: file.head,
         backend: live.as_ref().map(|live| live.backend.clone()),
         vcpus: live.as_ref().map(|live| live.vcpus),
+        paused_unix,
         started_unix: live.as_ref().map(|live| live.started_unix),
         ready: live.as_ref().is_some_and(|live| live.answers),
         out_of_memory: live.as_ref().and_then(|live| live.out_of_memory.clone()),

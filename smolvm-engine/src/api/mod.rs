@@ -17,6 +17,7 @@ pub(crate) mod error;
 mod exec;
 mod info;
 mod look;
+mod pause;
 mod phases;
 mod place;
 mod power;
@@ -56,6 +57,7 @@ pub use self::error::{EngineError, ErrorCode};
 pub use self::exec::{ExecOptions, ExecSession, ExecWriter};
 pub use self::info::{LeftState, MachineInfo, MachineState, Saving};
 pub use self::look::{DiffSummary, PointCopy, PointName};
+pub use self::pause::Paused;
 pub use self::power::{StartOptions, Started};
 pub use self::undo::{KeptState, UndoOptions, Undone};
 pub use self::verify::{

@@ -64,6 +64,8 @@ impl Default for StartOptions {
 pub struct Started {
     /// It ran already.
     pub was_running: bool,
+    /// It was paused and goes on.
+    pub was_paused: bool,
     /// The backend in use.
     pub backend: String,
     /// What was left undone or does not last, though the machine can be used: its disk is full or
@@ -85,9 +87,19 @@ impl Engine {
         let dir = self.dir(name);
         self.read(name)?;
         let _operation = dir.lock_operation()?;
+        self.start_locked(name, &dir, options)
+    }
+
+    /// As [`Self::start`]; the operation lock is held.
+    pub(super) fn start_locked(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+        options: StartOptions,
+    ) -> Result<Started, EngineError> {
         // Whoever started it may have been killed before it was ready. One that ends meanwhile is started.
-        if self.runs_on(name, &dir)?
-            && let Some(pending) = self.wait_ready(name, &dir)?
+        if self.runs_on(name, dir)?
+            && let Some(pending) = self.wait_ready(name, dir)?
         {
             let backend = match self.read(name)?.state {
                 RecordedState::Running { backend } => backend,
@@ -95,6 +107,7 @@ impl Engine {
             };
             return Ok(Started {
                 was_running: true,
+                was_paused: false,
                 not_kvm: None,
                 backend,
                 pending,
@@ -102,11 +115,18 @@ impl Engine {
         }
         let file = self.read(name)?;
         backend::check_named(file.spec.backend)?;
+        let was_paused = matches!(file.state, RecordedState::Paused { .. }) && !options.cold;
+        if was_paused {
+            self.check_host(&self.paused_point(dir, &file)?.1, file.spec.backend)?;
+        }
         if file.branchable != options.branchable || (options.cold && file.restore.is_some()) {
             let change = dir.change(|file| {
                 file.branchable = options.branchable;
                 if options.cold {
                     file.restore = None;
+                    if matches!(file.state, RecordedState::Paused { .. }) {
+                        file.state = RecordedState::Stopped;
+                    }
                 }
             });
             change.visible()?;
@@ -115,20 +135,20 @@ impl Engine {
             booted_points: self.options.booted_points,
             cold: options.cold,
         };
-        let mut report = self.launch(name, &dir, alone);
-        if file.booted.is_none() && self.was_booted_in_vain(name, &dir, &report)? {
+        let mut report = self.launch(name, dir, alone);
+        if file.booted.is_none() && self.was_booted_in_vain(name, dir, &report)? {
             let cold = Alone {
                 cold: true,
                 ..alone
             };
-            report = self.launch(name, &dir, cold);
+            report = self.launch(name, dir, cold);
         }
         if !matches!(
             report,
             Ok(StartReport::Ready { .. } | StartReport::NotReady(_))
         ) {
             // It does not run: the next command must not find its last process and think it did.
-            self.wait_for_end(name, &dir)?;
+            self.wait_for_end(name, dir)?;
         }
         let report = report?;
         let name = name.clone();
@@ -136,6 +156,7 @@ impl Engine {
             StartReport::Ready { backend, pending } => Ok(Started {
                 pending,
                 was_running: false,
+                was_paused,
                 not_kvm: NotKvm::of(file.spec.backend, &backend),
                 backend,
             }),

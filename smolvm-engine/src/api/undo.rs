@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use snapshot_format::CheckpointId;
+use snapshot_format::verify::ROOT_DISK;
+
 use super::phases::Phases;
 use super::place::own_default_store;
 use super::undo_target::UndoTarget;
@@ -15,6 +18,7 @@ use crate::channel::control::{
 use crate::machine::{Change, MachineDir, MachineFile};
 use crate::name::MachineName;
 use crate::phase::Phase;
+use crate::point::{PointError, read_point, record_file_name};
 use crate::progress::Progress;
 use crate::restore::{HeldPoint, check_sound, prepare_disk};
 use crate::save::disk_capture::has_changes;
@@ -255,17 +259,31 @@ impl Engine {
             return Ok(left);
         }
         match super::info::describe(file.clone(), false, None).state {
+            MachineState::Paused => left.kept = Some(self.keep_paused(name, dir, file)?),
             MachineState::Failed { reason } | MachineState::Damaged { reason } => {
                 left.lost = Some(reason);
             }
             // What a machine has that is to be restored at its start was never used.
             _ if file.restore.is_some() => {}
-            _ if has_changes(dir, file)? => {
+            _ if self.disk_moved_on(dir, file)? => {
                 return Err(EngineError::DiskNotKept { name: name.clone() });
             }
             _ => {}
         }
         Ok(left)
+    }
+
+    /// Whether the disk of a machine that does not run is another than at its head.
+    fn disk_moved_on(&self, dir: &MachineDir, file: &MachineFile) -> Result<bool, EngineError> {
+        let head = file.head.as_deref().map(str::parse::<CheckpointId>);
+        let Some(head) = head.transpose().map_err(PointError::Id)? else {
+            return Ok(true);
+        };
+        let head = read_point(&dir.records().join(record_file_name(&head)), Some(head))?;
+        match head.record().disk(ROOT_DISK) {
+            Some(disk) => Ok(has_changes(dir, file, disk)?),
+            None => Ok(true),
+        }
     }
 
     /// Makes the machine, which does not run, one that goes on at the point, unless its supervisor did that since it

@@ -28,6 +28,9 @@ pub(crate) enum Control {
     /// Save the machine; answered by any number of [`ControlReply::Progress`] and then by
     /// [`ControlReply::Saved`].
     Checkpoint(CheckpointRequest),
+    /// Save the machine into its own directory and end it; answered by any number of [`ControlReply::Progress`] and then by
+    /// [`ControlReply::Paused`].
+    Pause,
     /// Leave the machine for a point; answered by any number of [`ControlReply::Progress`] and then by
     /// [`ControlReply::Undone`].
     Undo(UndoRequest),
@@ -142,6 +145,17 @@ pub(crate) struct CheckpointDone {
     pub(crate) warnings: Vec<String>,
 }
 
+/// A machine that was paused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PauseDone {
+    /// How long everything took, in microseconds.
+    pub(crate) saved_micros: u64,
+    /// Bytes that went to disk.
+    pub(crate) written_bytes: u64,
+    /// Bytes of memory and disk that are not zero.
+    pub(crate) data_bytes: u64,
+}
+
 /// The supervisor's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ControlReply {
@@ -165,6 +179,8 @@ pub(crate) enum ControlReply {
     },
     /// To [`Control::Checkpoint`].
     Saved(CheckpointDone),
+    /// To [`Control::Pause`]; its guest does not run any more.
+    Paused(PauseDone),
     /// To [`Control::Undo`].
     Undone(UndoAnswer),
     /// To [`Control::Branch`], with descriptors.

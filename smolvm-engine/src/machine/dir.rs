@@ -92,6 +92,11 @@ impl MachineDir {
         self.path.join("records")
     }
 
+    /// The store of a pause that is under way.
+    pub(crate) fn pause_store(&self) -> PathBuf {
+        self.path.join("pausing")
+    }
+
     /// Disk map and overlays.
     pub(crate) fn disk(&self) -> PathBuf {
         self.path.join("disk")

@@ -194,6 +194,11 @@ pub(crate) enum RecordedState {
     },
     /// Ended in order.
     Stopped,
+    /// Saved and ended: the next start goes on at [`MachineFile::restore`], and nothing is left of the pause then.
+    Paused {
+        /// Seconds since 1970.
+        since_unix: u64,
+    },
     /// Ended by itself.
     Failed {
         /// Why.

@@ -26,6 +26,28 @@ pub(crate) fn record_file_name(id: &CheckpointId) -> String {
     format!("{id}{RECORD_SUFFIX}")
 }
 
+/// Suffix in `records/` of the record that a pause left: nobody can go there but the machine itself, once.
+const PAUSED_SUFFIX: &str = ".paused";
+
+/// Name of a pause's record in `records/`.
+pub(crate) fn paused_file_name(id: &CheckpointId) -> String {
+    format!("{id}{PAUSED_SUFFIX}")
+}
+
+/// Whether a file in `records/` is the record of a pause.
+pub(crate) fn is_paused_file_name(name: &str) -> bool {
+    name.ends_with(PAUSED_SUFFIX)
+}
+
+/// Where the record of what a machine goes on from is, a point or a pause, among its `records`.
+pub(crate) fn own_record(records: &Path, id: &CheckpointId) -> PathBuf {
+    let paused = records.join(paused_file_name(id));
+    match paused.exists() {
+        true => paused,
+        false => records.join(record_file_name(id)),
+    }
+}
+
 /// Opens a file that anybody may have put where it is: no link is followed, nothing but a regular file is opened.
 pub(crate) fn open_regular(path: &Path) -> Result<File, FileError> {
     let refused = |why: &str| FileError::at("open", path)(io::Error::other(why));
@@ -334,5 +356,19 @@ mod tests {
         .unwrap();
         let error = chain(&read_point(&file, None).unwrap_err());
         assert!(error.contains("not a regular file"), "{error}");
+    }
+
+    #[test]
+    fn the_record_of_a_pause_is_no_point_to_anybody_else() {
+        let place = tempfile::tempdir().unwrap();
+        let id = CheckpointId::of_bytes(b"a record");
+        let point = place.path().join(record_file_name(&id));
+        assert_eq!(own_record(place.path(), &id), point);
+        let pause = place.path().join(paused_file_name(&id));
+        fs::write(&pause, "").unwrap();
+        assert_eq!(own_record(place.path(), &id), pause);
+        assert!(is_paused_file_name(&paused_file_name(&id)));
+        assert!(!is_paused_file_name(&record_file_name(&id)));
+        assert!(!paused_file_name(&id).ends_with(RECORD_SUFFIX));
     }
 }

@@ -10,6 +10,7 @@ pub use archive::ArchiveError;
 pub(crate) use checkpoint_dir::{CheckpointDir, SUFFIX};
 pub use error::PointError;
 pub(crate) use history::{
-    Generation, History, MAX_GENERATIONS, RECORD_SUFFIX, open_regular, read_point, record_file_name,
+    Generation, History, MAX_GENERATIONS, RECORD_SUFFIX, is_paused_file_name, open_regular,
+    own_record, paused_file_name, read_point, record_file_name,
 };
 pub(crate) use publish::{Output, Publication, link_record, publish, sync_directory, write_synced};

@@ -141,6 +141,11 @@ pub(crate) fn prepare_disk(
 }
 
 impl PreparedDisk {
+    /// Both files, by name.
+    pub(crate) fn names(&self) -> [String; 2] {
+        [self.base.clone(), self.layer.clone()]
+    }
+
     /// The map of the disk's base.
     pub(crate) fn base_path(&self, dir: &MachineDir) -> PathBuf {
         dir.disk().join(&self.base)
@@ -154,6 +159,15 @@ impl PreparedDisk {
     /// The empty layer.
     pub(crate) fn layer_path(&self, dir: &MachineDir) -> PathBuf {
         dir.disk().join(&self.layer)
+    }
+
+    /// Makes `machine` one that is paused at `point`: the change of `machine.json` that decides a pause.
+    pub(crate) fn put_pause_into(self, machine: &mut MachineFile, point: &Point, since_unix: u64) {
+        machine.disk.base = self.base;
+        machine.disk.layers = vec![self.layer];
+        machine.disk.next = self.next;
+        machine.restore = Some(point.id().to_string());
+        machine.state = RecordedState::Paused { since_unix };
     }
 
     /// Makes `machine` one that goes on at `point` when it starts: the change of `machine.json` that decides an

@@ -75,11 +75,17 @@ pub(crate) fn capture_disk(
     }])
 }
 
-/// Whether the machine's disk, which nobody writes to, may differ from its base.
+/// Whether the machine's disk, which nobody writes to, may differ from that of its head.
 pub(crate) fn has_changes(
     dir: &MachineDir,
     machine: &MachineFile,
+    head: &DiskMap,
 ) -> Result<bool, DiskCaptureError> {
+    // A pause has another base than the head.
+    let base = BaseMap::read(&dir.disk().join(&machine.disk.base))?;
+    if *base.map() != head.map {
+        return Ok(true);
+    }
     for name in &machine.disk.layers {
         let layer = open_layer(&dir.disk().join(name))?;
         if !layer.changed_extents().is_empty() {

@@ -22,6 +22,8 @@ pub(crate) enum MapsError {
     Change(#[from] ChangeError<ReadError, StoreError>),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error(transparent)]
+    Packs(#[from] ReadError),
     #[error(
         "{count} chunks that did not change are lost: none of the machine's packs has them undamaged"
     )]
@@ -116,25 +118,55 @@ impl<'a> Maps<'a> {
     /// Makes all that the record needs part of the capture: what did not change comes from the machine's packs. Sets
     /// the record's count of data. Returns the ids of all its chunks.
     pub(crate) fn complete(&self, record: &mut PointRecord) -> Result<Vec<ChunkId>, MapsError> {
-        let ids = self.count(record)?;
-        for id in &ids {
-            self.put_base_node(id)?;
-        }
+        let ids = self.name_all(record)?;
         let mut lost = self.capture.adopt(self.machine_packs, &ids)?.missing;
         if !lost.is_empty() {
-            tracing::warn!(
-                chunks = lost.len(),
-                "chunks of the machine are lost; copies are looked for"
-            );
-            lost = self
-                .capture
-                .adopt(&PackSet::open(self.elsewhere), &lost)?
-                .missing;
+            lost = self.find_elsewhere(&lost)?;
         }
         match lost.len() {
             0 => Ok(ids),
             count => Err(MapsError::Lost { count }),
         }
+    }
+
+    /// As [`Self::complete`], for a record that the machine keeps: what did not change stays in its packs.
+    pub(crate) fn complete_in_place(
+        &self,
+        record: &mut PointRecord,
+    ) -> Result<Vec<ChunkId>, MapsError> {
+        let ids = self.name_all(record)?;
+        let mut lost = Vec::new();
+        for id in &ids {
+            if !(self.capture.contains(id)? || self.machine_packs.contains(id)?) {
+                lost.push(*id);
+            }
+        }
+        if !lost.is_empty() {
+            lost = self.find_elsewhere(&lost)?;
+        }
+        match lost.len() {
+            0 => Ok(ids),
+            count => Err(MapsError::Lost { count }),
+        }
+    }
+
+    /// Looks for copies of chunks that the machine has lost. Returns those of which there is none.
+    fn find_elsewhere(&self, lost: &[ChunkId]) -> Result<Vec<ChunkId>, StoreError> {
+        tracing::warn!(
+            chunks = lost.len(),
+            "chunks of the machine are lost; copies are looked for"
+        );
+        let elsewhere = PackSet::open(self.elsewhere);
+        Ok(self.capture.adopt(&elsewhere, lost)?.missing)
+    }
+
+    /// The ids of all chunks of the record, whose count of data is set; nodes that are in no pack are stored.
+    fn name_all(&self, record: &mut PointRecord) -> Result<Vec<ChunkId>, MapsError> {
+        let ids = self.count(record)?;
+        for id in &ids {
+            self.put_base_node(id)?;
+        }
+        Ok(ids)
     }
 
     /// Makes the nodes of a map that the disk's base brought along part of the capture.

@@ -6,6 +6,7 @@ mod branch;
 mod dialogue;
 mod error;
 mod head;
+mod pause;
 mod publication;
 mod quiet;
 
@@ -16,7 +17,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use agent_protocol::message::{Activity, Processes};
-use cas_store::{Capture, CaptureOptions, Leftover, MAX_PACKS_PER_POINT, PackSet, Store};
+use cas_store::{Capture, CaptureOptions, ChunkId, Leftover, MAX_PACKS_PER_POINT, PackSet, Store};
 use snapshot_format::{Point, StateRecord};
 
 pub(super) use self::booted::freeze_booted;
@@ -24,6 +25,7 @@ pub(super) use self::branch::{Branched, branch};
 use self::dialogue::Switched;
 pub(crate) use self::error::CheckpointError;
 use self::head::Merged;
+pub(super) use self::pause::{pause, tidy_paused};
 use self::publication::NewPoint;
 use self::quiet::{LayerStamp, Quiet, is_unchanged};
 use super::shared::Shared;
@@ -33,7 +35,7 @@ use crate::channel::capture::UnitState;
 use crate::channel::control::{CheckpointDone, CheckpointRequest, KeptPoint};
 use crate::machine::{BaseMap, MachineFile};
 use crate::phase::Phase;
-use crate::point::{Output, PointError};
+use crate::point::{Output, PointError, paused_file_name, record_file_name};
 use crate::save::chunk_sink::ChunkSink;
 use crate::save::maps::Maps;
 use crate::save::{disk_capture, record};
@@ -227,6 +229,7 @@ fn save_once(
         request,
         progress,
         begin,
+        pauses: false,
     };
     let result = run.save(state, capture, &job, way_back.as_deref_mut());
     let result = result.inspect_err(|_| run.abort(state));
@@ -295,6 +298,20 @@ struct Job<'a> {
     request: &'a CheckpointRequest,
     progress: OnProgress<'a>,
     begin: Instant,
+    /// The machine ends afterwards, and keeps by itself what is saved.
+    pauses: bool,
+}
+
+/// What a capture brought.
+struct Brought {
+    point: Point,
+    /// Its record.
+    bytes: Vec<u8>,
+    /// All its chunks.
+    ids: Vec<ChunkId>,
+    /// The machine as it was when the capture began, with the disk's new top.
+    machine: MachineFile,
+    pause_micros: u64,
 }
 
 impl<'a> Run<'a> {
@@ -327,19 +344,20 @@ impl<'a> Run<'a> {
 }
 
 impl Run<'_> {
-    fn save(
+    /// Captures the machine, whose chunks go into `capture`.
+    fn bring(
         &mut self,
         state: &mut CaptureState,
-        capture: Capture,
+        capture: &Capture,
         job: &Job<'_>,
         mut way_back: Option<&mut WayBack<'_>>,
-    ) -> Result<CheckpointDone, CheckpointError> {
+    ) -> Result<Brought, CheckpointError> {
         let &Job {
-            store,
             machine_packs,
             request,
             progress,
-            begin,
+            pauses,
+            ..
         } = job;
         let mut machine = self.add_layer()?;
         self.added_layer = machine.disk.layers.last().cloned();
@@ -350,12 +368,12 @@ impl Run<'_> {
         let base = state.base.clone();
         let disk_base = BaseMap::read(&self.shared.dir.disk().join(&machine.disk.base))?;
         let elsewhere = machine.packs_elsewhere(&self.shared.default_store);
-        let maps = Maps::new(&capture, machine_packs, &elsewhere, &disk_base);
-        let mut sink = ChunkSink::new(&capture, machine.spec.memory_bytes)?;
+        let maps = Maps::new(capture, machine_packs, &elsewhere, &disk_base);
+        let mut sink = ChunkSink::new(capture, machine.spec.memory_bytes)?;
         let leaves = way_back.is_some();
         let how = Capturing {
             full: base.is_none(),
-            stay: leaves,
+            stay: leaves || pauses,
             share: self.share,
             once: false,
         };
@@ -369,9 +387,9 @@ impl Run<'_> {
         Phase::MemoryStored.reached();
         go_on("disk");
         let disk =
-            disk_capture::capture_disk(&self.shared.dir, &machine, &disk_base, &capture, &maps)?;
+            disk_capture::capture_disk(&self.shared.dir, &machine, &disk_base, capture, &maps)?;
         Phase::DiskStored.reached();
-        let boot = self.boot_blobs(&machine, base.as_deref(), &capture, &maps)?;
+        let boot = self.boot_blobs(&machine, base.as_deref(), capture, &maps)?;
         let mut record = record::assemble(
             &machine,
             record::Host {
@@ -390,13 +408,49 @@ impl Run<'_> {
             to_records(instant.states),
             record::Parts { memory, disk, boot },
         )?;
-        let ids = maps.complete(&mut record)?;
+        let ids = if pauses && !state.damaged {
+            maps.complete_in_place(&mut record)?
+        } else {
+            let ids = maps.complete(&mut record)?;
+            capture.limit_packs(&ids, MAX_PACKS_PER_POINT)?;
+            ids
+        };
         let (point, bytes) = Point::seal(record).map_err(PointError::from)?;
-        capture.limit_packs(&ids, MAX_PACKS_PER_POINT)?;
-        let data_before = capture.stats();
         if !go_on("publishing") {
             return Err(CheckpointError::Cancelled);
         }
+        Ok(Brought {
+            point,
+            bytes,
+            ids,
+            machine,
+            pause_micros: instant.pause_micros,
+        })
+    }
+
+    fn save(
+        &mut self,
+        state: &mut CaptureState,
+        capture: Capture,
+        job: &Job<'_>,
+        mut way_back: Option<&mut WayBack<'_>>,
+    ) -> Result<CheckpointDone, CheckpointError> {
+        let &Job {
+            store,
+            request,
+            begin,
+            ..
+        } = job;
+        let leaves = way_back.is_some();
+        let brought = self.bring(state, &capture, job, way_back.as_deref_mut())?;
+        let Brought {
+            point,
+            bytes,
+            ids,
+            machine,
+            pause_micros,
+        } = brought;
+        let data_before = capture.stats();
         if let Some(way_back) = &mut way_back {
             way_back.known(&KeptPoint {
                 id: point.id().to_string(),
@@ -426,7 +480,7 @@ impl Run<'_> {
             id: point.id().to_string(),
             short_id: point.id().short(),
             output: request.output.clone(),
-            pause_micros: instant.pause_micros,
+            pause_micros,
             saved_micros: u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX),
             written_bytes: stats.written_bytes,
             data_bytes,
@@ -446,12 +500,17 @@ impl Run<'_> {
         new: &NewPoint<'_>,
     ) -> Result<(), CheckpointError> {
         let pinned_before = self.pinned_packs()?;
+        let record_name = record_file_name(&point.id());
         let output = self.output.take();
         let published = self
-            .pin_into_machine(new, (!state.damaged).then_some(job.machine_packs))
+            .pin_into_machine(
+                new,
+                &record_name,
+                (!state.damaged).then_some(job.machine_packs),
+            )
             .and_then(|()| self.publish(job.store, job.request, output, machine, new));
         if let Err(error) = published {
-            self.unpin(&point.id(), &pinned_before);
+            self.unpin(&record_name, &pinned_before);
             return Err(error);
         }
         Phase::Registered.reached();
@@ -462,6 +521,12 @@ impl Run<'_> {
                 state.base = self.shared.branchable.then(|| point.clone());
                 match self.rebase(machine, &head) {
                     Ok(()) if head.is_durable() => {
+                        // A capture waits until all of memory is there: a pause that it came from is used up.
+                        let records = self.shared.dir.records();
+                        let is_pause = |point: &Arc<Point>| {
+                            records.join(paused_file_name(&point.id())).exists()
+                        };
+                        state.begun_at = state.begun_at.take().filter(|point| !is_pause(point));
                         state.sparse = self.keep_history(state.begun_at.as_deref());
                     }
                     // A power failure may bring the former head back.
@@ -471,7 +536,7 @@ impl Run<'_> {
             }
             Err(error) => {
                 tracing::error!(error = %crate::error_chain::chain(&error), "the head was not moved");
-                self.unpin(&point.id(), &pinned_before);
+                self.unpin(&record_name, &pinned_before);
                 self.abort(state);
             }
         }

@@ -29,6 +29,10 @@ pub(super) fn record_end(shared: &Shared, reason: &EndReason) {
         None => state,
     };
     let record = |machine: &mut MachineFile| {
+        // It is saved: its end is none of the machine's.
+        if matches!(machine.state, RecordedState::Paused { .. }) {
+            return;
+        }
         machine.state = match state {
             RecordedState::Damaged { reason } => damage(machine, &reason),
             state => state,

@@ -23,4 +23,5 @@ mod vmm_process;
 pub(crate) use agent::{AgentDialer, AgentError};
 pub(crate) use identity::SEED_BYTES;
 pub(crate) use run::{GUEST_CID, run, unix_now};
+pub(crate) use tidy::tidy;
 pub(crate) use vmm_process::{SpawnError, VmmHost, descriptors};

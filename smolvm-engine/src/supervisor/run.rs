@@ -33,7 +33,7 @@ use crate::machine::{
 };
 use crate::name::MachineName;
 use crate::phase::Phase;
-use crate::point::{PointError, read_point, record_file_name};
+use crate::point::{PointError, own_record, read_point};
 use crate::restore::{BootedKind, PlaceError, make_durable};
 
 /// The context id of every guest: each has a vsock of its own.
@@ -167,12 +167,23 @@ fn start(
         tracing::warn!(error = %chain(&error), "leftovers of the last run are kept");
     }
     let backend = backend::choose(machine.spec.backend, home)?;
-    let vcpus = machine
-        .spec
-        .cpus
+    let restore = restored_point(dir, &machine)?;
+    // What is saved has the vCPUs that it has, whatever the machine would boot with.
+    let recorded = restore.as_ref().map(|point| point.record());
+    let vcpus = recorded
+        .and_then(|record| u8::try_from(record.spec.vcpus).ok())
+        .or(machine.spec.cpus)
         .unwrap_or_else(|| backend::default_vcpus(backend));
-    let cpu = match &machine.spec.cpu {
-        Some(cpu) => cpu.clone(),
+    let recorded_cpu = recorded.map(|record| record.host.cpu_profile.to_string());
+    if restore.is_some() {
+        Phase::RunLocked.reached();
+        fresh_layer(dir, &mut machine)?;
+        Phase::LayerReplaced.reached();
+    } else {
+        merge_layers(dir, &mut machine)?;
+    }
+    let cpu = match recorded_cpu.or_else(|| machine.spec.cpu.clone()) {
+        Some(cpu) => cpu,
         None => backend::default_profile(&*backend::open(backend)?).to_owned(),
     };
     let kind = BootedKind {
@@ -182,14 +193,6 @@ fn start(
         vcpus,
     };
     let booted = alone.map(|alone| Booted::look(home, &kind, alone));
-    let restore = restored_point(dir, &machine)?;
-    if restore.is_some() {
-        Phase::RunLocked.reached();
-        fresh_layer(dir, &mut machine)?;
-        Phase::LayerReplaced.reached();
-    } else {
-        merge_layers(dir, &mut machine)?;
-    }
     let no_socket = |source| StartError::Listen {
         path: dir.control_socket(),
         source,
@@ -418,7 +421,7 @@ fn restored_point(dir: &MachineDir, machine: &MachineFile) -> Result<Option<Poin
     };
     let id: CheckpointId = id.parse().map_err(StartError::Id)?;
     Ok(Some(read_point(
-        &dir.records().join(record_file_name(&id)),
+        &own_record(&dir.records(), &id),
         Some(id),
     )?))
 }
@@ -426,7 +429,7 @@ fn restored_point(dir: &MachineDir, machine: &MachineFile) -> Result<Option<Poin
 /// The point that a branch's memory is compared with; without it the first save takes all of memory.
 fn compared_with(dir: &MachineDir, id: &str) -> Option<Point> {
     let id: CheckpointId = id.parse().ok()?;
-    let read = read_point(&dir.records().join(record_file_name(&id)), Some(id));
+    let read = read_point(&own_record(&dir.records(), &id), Some(id));
     let read = read.inspect_err(|error| {
         tracing::warn!(error = %chain(error), "the first save takes all of memory");
     });

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::agent::AgentError;
-use super::checkpoint::{Branched, branch, checkpoint, compact_packs};
+use super::checkpoint::{Branched, branch, checkpoint, compact_packs, pause, tidy_paused};
 use super::shared::Shared;
 use super::undo::undo;
 use crate::channel::control::{Control, ControlReply, LiveStatus};
@@ -98,6 +98,19 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
                     // Whoever asked need not wait for what follows, and may be gone.
                     drop(connection.shutdown(Shutdown::Both));
                     compact_packs(shared);
+                }
+                Err(error) => {
+                    let (message, hint) = (chain(&error), error.hint());
+                    reply(connection, &ControlReply::Failed { message, hint }, &[]);
+                }
+            }
+        }
+        Control::Pause => {
+            let _saving = shared.begin_save();
+            match pause(shared, &report_to(connection)) {
+                Ok((done, left)) => {
+                    reply(connection, &ControlReply::Paused(done), &[]);
+                    tidy_paused(shared, left);
                 }
                 Err(error) => {
                     let (message, hint) = (chain(&error), error.hint());

@@ -14,11 +14,14 @@ use crate::machine::{
     BaseMap, BaseMapError, MachineDir, MachineFile, MapReadError, NodesIn, RecordedState,
     TEMPORARY_PREFIX, needed_chunks,
 };
-use crate::point::{History, PointError, read_point, record_file_name};
+use crate::point::{
+    History, PointError, is_paused_file_name, own_record, paused_file_name, read_point,
+    record_file_name,
+};
 
 /// Why a directory was not tidied, or not to the end.
 #[derive(Debug, Error)]
-pub(super) enum TidyError {
+pub(crate) enum TidyError {
     #[error(transparent)]
     Io(#[from] FileError),
     #[error("the id of the head is damaged")]
@@ -39,23 +42,59 @@ pub(super) enum TidyError {
 ///
 /// Nothing may run in the directory. Of a machine that is damaged everything is kept: a repair could want
 /// it.
-pub(super) fn tidy(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> {
+pub(crate) fn tidy(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> {
     match machine.state {
         RecordedState::Damaged { .. } => Ok(()),
         // What came with the booted point that its last run began at.
         RecordedState::Stopped if machine.booted.is_some() => {
             tidy_files(dir, machine)?;
-            keep_history(dir, machine, None).map(drop)
+            keep_own(dir, machine)
         }
-        RecordedState::Created | RecordedState::Stopped => tidy_files(dir, machine),
+        RecordedState::Created | RecordedState::Stopped | RecordedState::Paused { .. } => {
+            tidy_files(dir, machine)?;
+            match holds_consumed_pause(dir, machine)? {
+                true => keep_own(dir, machine),
+                false => Ok(()),
+            }
+        }
         RecordedState::Running { .. } | RecordedState::Failed { .. } => {
             tidy_files(dir, machine)?;
-            keep_history(dir, machine, None).map(drop)
+            keep_own(dir, machine)
         }
     }
 }
 
+/// [`keep_history`], and what the next start goes on from.
+fn keep_own(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> {
+    let next = match &machine.restore {
+        Some(id) => {
+            let id = id.parse()?;
+            Some(read_point(&own_record(&dir.records(), &id), Some(id))?)
+        }
+        None => None,
+    };
+    keep_history(dir, machine, next.as_ref()).map(drop)
+}
+
+/// Whether there is the record of a pause that nothing goes on from any more.
+fn holds_consumed_pause(dir: &MachineDir, machine: &MachineFile) -> Result<bool, FileError> {
+    let records = dir.records();
+    let needed = match &machine.restore {
+        Some(id) => id.parse().ok().map(|id| paused_file_name(&id)),
+        None => None,
+    };
+    for entry in fs::read_dir(&records).map_err(FileError::at("list", &records))? {
+        let name = entry.map_err(FileError::at("list", &records))?.file_name();
+        let name = name.to_string_lossy();
+        if is_paused_file_name(&name) && needed.as_deref() != Some(&*name) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn tidy_files(dir: &MachineDir, machine: &MachineFile) -> Result<(), TidyError> {
+    remove_pause_store(dir)?;
     let disk: HashSet<&str> = machine.disk.layers.iter().map(String::as_str).collect();
     remove_others(&dir.disk(), |name| {
         disk.contains(name) || name == machine.disk.base
@@ -80,6 +119,7 @@ pub(super) fn keep_history(
         .collect();
     let earlier = history.iter().flat_map(History::earlier);
     records.extend(earlier.map(|generation| record_file_name(&generation.entry().id)));
+    records.extend(also.map(|point| paused_file_name(&point.id())));
     remove_others(&dir.records(), |name| records.contains(name))?;
     Ok(left)
 }
@@ -152,6 +192,17 @@ fn history(dir: &MachineDir, machine: &MachineFile) -> Result<Option<History>, T
         &records,
         machine.history,
     )))
+}
+
+/// Removes what a pause that was cut off stored. Its packs are the machine's, if it came so far.
+pub(super) fn remove_pause_store(dir: &MachineDir) -> Result<(), FileError> {
+    let path = dir.pause_store();
+    match fs::remove_dir_all(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(FileError::at("remove", &path)(error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Removes the files of a directory whose names are not kept.

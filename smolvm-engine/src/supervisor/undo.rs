@@ -27,7 +27,7 @@ use crate::error_chain::chain;
 use crate::file_error::FileError;
 use crate::machine::{Change, DiskFile, MachineDirError, RecordedState};
 use crate::phase::Phase;
-use crate::point::{PointError, read_point, record_file_name};
+use crate::point::{PointError, own_record, read_point, record_file_name};
 use crate::restore::{HeldPoint, PlaceError, PreparedDisk, prepare_disk};
 
 /// How long the end of a VMM may take to be noted after a capture failed by it.
@@ -235,7 +235,7 @@ impl WayBack<'_> {
         state.quiet = None;
         let rebooted = shared.rebooted.swap(false, Ordering::SeqCst);
         let base = state.base.take().filter(|_| !rebooted);
-        let base = base.map(|base| dir.records().join(record_file_name(&base.id())));
+        let base = base.map(|base| own_record(&dir.records(), &base.id()));
 
         let (ours, theirs) = UnixStream::pair().map_err(ChannelError::Io)?;
         ours.set_read_timeout(Some(VMM_PATIENCE))

@@ -17,6 +17,8 @@ use crate::channel::child::spawn_vmm;
 use crate::channel::messages::{StartMachine, ToVmm};
 use crate::channel::{self, ChannelError};
 use crate::machine::{MachineDir, MachineFile, RunLock, open_log};
+use crate::point::own_record;
+use snapshot_format::InvalidId;
 
 /// Pause between two looks at a VMM that ends.
 const REAP_PAUSE: Duration = Duration::from_millis(2);
@@ -33,6 +35,9 @@ pub(crate) enum SpawnError {
         #[source]
         source: io::Error,
     },
+    /// The machine's file names no point.
+    #[error("the id of the point to restore is damaged")]
+    Id(#[source] InvalidId),
     /// The process or thread could not be made.
     #[error("cannot start the VMM")]
     Spawn(#[source] io::Error),
@@ -229,8 +234,8 @@ fn open_files(dir: &MachineDir, machine: &MachineFile) -> Result<MachineFiles, S
             .restore
             .as_ref()
             .map(|id| {
-                let name = format!("{id}.record");
-                open(&dir.records().join(name), File::options().read(true))
+                let id = id.parse().map_err(SpawnError::Id)?;
+                open(&own_record(&dir.records(), &id), File::options().read(true))
             })
             .transpose()?,
     })

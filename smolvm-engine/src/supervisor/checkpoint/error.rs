@@ -9,6 +9,7 @@ use crate::error_chain::full_hint;
 use crate::file_error::FileError;
 use crate::machine::{BaseMapError, MachineDirError, is_damage};
 use crate::point::PointError;
+use crate::restore::PlaceError;
 use crate::save::chunk_sink::SinkError;
 use crate::save::disk_capture::DiskCaptureError;
 use crate::save::maps::MapsError;
@@ -49,6 +50,8 @@ pub(crate) enum CheckpointError {
     Maps(#[from] MapsError),
     #[error(transparent)]
     Io(#[from] FileError),
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     #[error("whoever asked for it is gone")]
     Cancelled,
     #[error("memory of the instant cannot be used")]

@@ -179,7 +179,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn remove_disk_files<'b>(&self, names: impl IntoIterator<Item = &'b String>) {
+    pub(super) fn remove_disk_files<'b>(&self, names: impl IntoIterator<Item = &'b String>) {
         for name in names {
             if let Err(error) = fs::remove_file(self.shared.dir.disk().join(name)) {
                 tracing::warn!(%name, %error, "a former file of the disk was not removed");

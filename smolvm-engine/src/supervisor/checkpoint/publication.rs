@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::{fs, io};
 
 use cas_store::{ChunkId, PackId, PackSet, PointId, SealedCapture, Store, pack_file_name};
-use snapshot_format::{CheckpointId, LineageEntry, Point};
+use snapshot_format::{LineageEntry, Point};
 
 use super::Run;
 use super::error::CheckpointError;
@@ -30,11 +30,12 @@ pub(super) struct NewPoint<'a> {
 }
 
 impl Run<'_> {
-    /// The machine keeps the point by itself: whatever happens to the store, it goes on. `sound` are its packs, if they hold what
-    /// they should.
+    /// The machine keeps the point by itself: whatever happens to the store, it goes on. Its record gets this name. `sound` are the
+    /// machine's packs, if they hold what they should.
     pub(super) fn pin_into_machine(
         &self,
         new: &NewPoint<'_>,
+        record_name: &str,
         sound: Option<&PackSet>,
     ) -> Result<(), CheckpointError> {
         let dir = &self.shared.dir;
@@ -46,7 +47,7 @@ impl Run<'_> {
             }
             None => drop(new.sealed.pin_into(&dir.packs(), new.chunks)?),
         }
-        let path = dir.records().join(record_file_name(&new.point.id()));
+        let path = dir.records().join(record_name);
         if !path.exists() {
             write_synced(&path, new.record)?;
             sync_directory(&dir.records())?;
@@ -62,9 +63,9 @@ impl Run<'_> {
     }
 
     /// Undoes [`Run::pin_into_machine`] for a point that was not published.
-    pub(super) fn unpin(&self, id: &CheckpointId, pinned_before: &HashSet<PackId>) {
+    pub(super) fn unpin(&self, record_name: &str, pinned_before: &HashSet<PackId>) {
         let dir = &self.shared.dir;
-        let mut unneeded = vec![dir.records().join(record_file_name(id))];
+        let mut unneeded = vec![dir.records().join(record_name)];
         match self.pinned_packs() {
             Ok(packs) => unneeded.extend(
                 packs
