@@ -59,7 +59,7 @@ pub use api::{
     AgentConnection, Archived, BranchChild, BranchOptions, BranchReleased, Branched, Checkpoint,
     CheckpointOptions, CreateFromOptions, CreateOptions, DEFAULT_HISTORY, DeterministicError,
     DeterministicMachine, DiffSummary, Engine, EngineError, EngineOptions, ErrorCode, ExecOptions,
-    ExecOutput, ExecSession, ExecWriter, ExportOptions, KeptState, LastAutosave, LeftState,
+    ExecOutput, ExecSession, ExecWriter, ExportOptions, Family, KeptState, LastAutosave, LeftState,
     LogEntry, LogPart, MAX_BRANCH_CHILDREN, MachineDigest, MachineInfo, MachineState, Paused,
     PointCopy, PointName, PointSource, Problem, READY_TIMEOUT, RepairSource, Repaired, Saving,
     StartOptions, Started, StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint,

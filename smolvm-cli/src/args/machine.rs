@@ -73,6 +73,12 @@ pub(crate) enum MachineCommand {
             not list them when it was saved. Exit code: 0, or 1 if something could not be compared."
     )]
     CheckpointDiff(CheckpointDiffArgs),
+    /// Draw what came from what: machines and points
+    #[command(
+        long_about = "Draw what came from what: machines (@) below the points (o) that they are at, points below their parents.\n\n\
+            Points between that say nothing new are counted on one line. Nothing is changed."
+    )]
+    Tree(TreeArgs),
     /// Check that saved points can be restored, and repair them
     #[command(
         long_about = "Check that saved points can be restored: that their records are whole and that all the data they name \
@@ -409,6 +415,20 @@ pub(crate) struct CheckpointLogArgs {
     /// Only those of this machine
     #[arg(long, value_name = "NAME", conflicts_with = "point")]
     pub(crate) machine: Option<MachineName>,
+}
+
+/// `machine tree`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples: smolvm tree\n          smolvm tree --dot | dot -Tsvg > family.svg"
+)]
+pub(crate) struct TreeArgs {
+    /// Points of this store, and the machines that keep any of them [default: all machines, and the stores that they are saved into]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) store: Option<PathBuf>,
+    /// All points, in the language of Graphviz
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) dot: bool,
 }
 
 /// `machine checkpoint-verify`.

@@ -27,7 +27,7 @@ pub(crate) use machine::{
     AutosaveArgs, BranchArgs, BranchReleaseArgs, CheckpointArgs, CheckpointExportArgs,
     CheckpointImportArgs, CheckpointLogArgs, CheckpointVerifyArgs, DeleteArgs, ListArgs, LogsArgs,
     MachineCommand, Named, PauseArgs, RenameArgs, RestartArgs, ResumeArgs, StartArgs, StopArgs,
-    TryArgs, UndoArgs,
+    TreeArgs, TryArgs, UndoArgs,
 };
 pub(crate) use point::{CheckpointDiffArgs, PointText};
 pub(crate) use system::{CompletionsArgs, HelpArgs};
@@ -195,6 +195,10 @@ mod tests {
             "machine checkpoint-export ./x.checkpoint -o x.tar",
             "machine checkpoint-export c4c23a7c --at ~1 --history 0 -o -",
             "machine checkpoint-import - -o ./y.checkpoint",
+            "machine tree",
+            "machine tree --dot --store ./history",
+            "machine tree --json",
+            "tree",
             "machine undo --name agent",
             "machine undo --to ~2 --discard",
             "machine try --check true -- make test",
@@ -257,6 +261,7 @@ mod tests {
             "machine rename a b c",
             "machine cp a:x ./b",
             "machine run --image debian",
+            "machine tree --dot --json",
             "machine branch --from agent",
             "machine branch --from agent --name a --count 2 --name-prefix b",
             "machine branch --from agent --count 2",

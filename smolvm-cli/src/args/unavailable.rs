@@ -7,7 +7,6 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// Commands that no version has yet, with the group that they will be in.
 const COMMANDS: &[(&str, &str)] = &[
     ("checkpoint-prune", "machine "),
-    ("tree", "machine "),
     ("port", "machine "),
     ("grants", "machine "),
     ("pull", "image "),

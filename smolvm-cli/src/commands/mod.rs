@@ -23,6 +23,7 @@ mod start;
 mod stop;
 mod system;
 mod terminal;
+mod tree;
 mod undo;
 mod verify;
 
@@ -87,6 +88,7 @@ fn machine(
         }
         MachineCommand::CheckpointLog(args) => checkpoint::log(&engine()?, printer, args).map(done),
         MachineCommand::CheckpointDiff(args) => diff::diff(&engine()?, printer, args).map(done),
+        MachineCommand::Tree(args) => tree::tree(&engine()?, printer, &args).map(done),
         MachineCommand::CheckpointVerify(args) => {
             verify::verify(&engine()?, printer, args).map(done)
         }

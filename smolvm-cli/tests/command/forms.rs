@@ -21,7 +21,7 @@ fn errors_are_one_object_on_stderr() {
         ("--json machine status --name agent", 1, "not_found"),
         ("machine exec --json --name agent -- true", 125, "not_found"),
         ("machine status --json", 1, "invalid"),
-        ("machine branch-release --name a", 2, "not_available"),
+        ("machine checkpoint-prune", 2, "not_available"),
         ("--json machine fly", 2, "usage"),
         ("--json machine delete --all", 0, ""),
     ] {

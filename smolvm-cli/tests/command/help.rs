@@ -23,6 +23,7 @@ const COMMANDS: &[&str] = &[
     "machine checkpoint",
     "machine checkpoint-log",
     "machine checkpoint-diff",
+    "machine tree",
     "machine checkpoint-verify",
     "machine checkpoint-export",
     "machine checkpoint-import",

@@ -191,23 +191,7 @@ impl Engine {
         machine: Option<&MachineName>,
     ) -> Result<Vec<LogEntry>, EngineError> {
         let path = store.map_or_else(|| self.home().store(), Path::to_owned);
-        let store = Store::open_existing(path)?;
-        let mut lines = Vec::new();
-        for point in store.points()? {
-            let in_directory = point
-                .directory
-                .as_ref()
-                .is_some_and(|directory| matches!(directory.state, DirectoryState::Present));
-            let gone = !point.has_record && !in_directory;
-            match LineageEntry::from_line(CheckpointId(point.id.0), &point.meta) {
-                Ok(line) => lines.push((line, gone)),
-                // A later version may write other lines; the rest of the log is still of use.
-                Err(error) => {
-                    tracing::warn!(id = %point.id, %error, "a line of the log is unknown")
-                }
-            }
-        }
-        let mut lines = by_lineage(lines);
+        let mut lines = by_lineage(store_lines(path)?);
         if let Some(machine) = machine {
             lines.retain(|(line, _)| line.machine == machine.as_str());
         }
@@ -230,8 +214,27 @@ fn generations(history: &History) -> Vec<LogEntry> {
     entries
 }
 
+/// The points of a store, and whether the data of each is gone.
+pub(super) fn store_lines(path: PathBuf) -> Result<Vec<(LineageEntry, bool)>, EngineError> {
+    let store = Store::open_existing(path)?;
+    let mut lines = Vec::new();
+    for point in store.points()? {
+        let in_directory = point
+            .directory
+            .as_ref()
+            .is_some_and(|directory| matches!(directory.state, DirectoryState::Present));
+        let gone = !point.has_record && !in_directory;
+        match LineageEntry::from_line(CheckpointId(point.id.0), &point.meta) {
+            Ok(line) => lines.push((line, gone)),
+            // A later version may write other lines; the rest of the log is still of use.
+            Err(error) => tracing::warn!(id = %point.id, %error, "a line of the log is unknown"),
+        }
+    }
+    Ok(lines)
+}
+
 /// Oldest first, but no point before its parent: a clock may have been set back between them.
-fn by_lineage(lines: Vec<(LineageEntry, bool)>) -> Vec<(LineageEntry, bool)> {
+pub(super) fn by_lineage(lines: Vec<(LineageEntry, bool)>) -> Vec<(LineageEntry, bool)> {
     let ids: HashSet<CheckpointId> = lines.iter().map(|(line, _)| line.id).collect();
     let mut ready = BinaryHeap::new();
     let mut children: HashMap<CheckpointId, Vec<usize>> = HashMap::new();

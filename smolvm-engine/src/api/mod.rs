@@ -22,6 +22,7 @@ mod phases;
 mod place;
 mod power;
 pub mod process;
+mod tree;
 mod undo;
 mod undo_target;
 mod verify;
@@ -59,6 +60,7 @@ pub use self::info::{LeftState, MachineInfo, MachineState, Saving};
 pub use self::look::{DiffSummary, PointCopy, PointName};
 pub use self::pause::Paused;
 pub use self::power::{StartOptions, Started};
+pub use self::tree::Family;
 pub use self::undo::{KeptState, UndoOptions, Undone};
 pub use self::verify::{
     Problem, RepairSource, Repaired, Verification, VerifiedPoint, VerifyLevel, VerifyOptions,

@@ -186,7 +186,7 @@ fn relative(dir: &MachineDir, head: CheckpointId, asked: &str) -> Result<FoundPo
 }
 
 /// The points whose records the machine has.
-fn pinned_ids(dir: &MachineDir) -> Result<Vec<CheckpointId>, EngineError> {
+pub(super) fn pinned_ids(dir: &MachineDir) -> Result<Vec<CheckpointId>, EngineError> {
     let records = dir.records();
     let list = || crate::file_error::FileError::at("list", &records);
     let mut ids = Vec::new();
