@@ -25,7 +25,7 @@ fn errors_are_one_object_on_stderr() {
         ("--json machine fly", 2, "usage"),
         ("--json machine delete --all", 0, ""),
     ] {
-        let line = if line.contains("release") {
+        let line = if line.contains("prune") {
             format!("--json {line}")
         } else {
             line.to_owned()
