@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use durable_files::FileError;
 
-use crate::{ChunkId, Codec, PackId};
+use crate::{ChunkId, Codec, PackId, PointId};
 
 /// A pack file that is not one: damaged, cut short, of a later version or hostile.
 #[derive(Debug, thiserror::Error)]
@@ -210,6 +210,12 @@ pub enum StoreError {
         /// What is wrong with it.
         #[source]
         source: Arc<PackError>,
+    },
+    /// The point is being read, by a restore for instance, and was to be removed.
+    #[error("point {point} is in use")]
+    InUse {
+        /// The point.
+        point: PointId,
     },
     /// The caller's function that lists a record's chunks failed.
     #[error("cannot list the chunks of point {point}")]

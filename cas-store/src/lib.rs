@@ -61,12 +61,15 @@ mod pack;
 mod packset;
 mod place;
 mod points;
+mod prune;
+mod removal;
 mod repack;
 mod session;
 mod store;
 mod sweep;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod usage;
 mod verified;
 
 pub use capture::{Adopted, Capture, CaptureOptions, CaptureStats, RECENT_PACKS, SealedCapture};
@@ -84,11 +87,16 @@ pub use on_threads::{Failures, chunk_threads, for_all};
 pub use pack::{PACK_SUFFIX, pack_file_name};
 pub use packset::{ChunkInfo, MAX_PACKS_PER_SET, PackSet};
 pub use place::Pinned;
-pub use points::{Directory, DirectoryState, MAX_META_BYTES, MAX_RECORD_BYTES, PointEntry};
+pub use points::{
+    Directory, DirectoryState, MAX_META_BYTES, MAX_RECORD_BYTES, PointEntry, PointUse,
+};
+pub use prune::{PruneOptions, PruneReport, PruneStep};
+pub use removal::RemovalStep;
 pub use repack::{RepackOptions, RepackReport};
 pub use session::Leftover;
 pub use store::{Pin, STORE_PARTS, Store};
 pub use sweep::{RecordChunks, SweepReport};
+pub use usage::{OwnAndShared, PointUsage};
 
 /// Largest chunk, and the size of all but the last chunk of whatever is cut up.
 pub const MAX_CHUNK_BYTES: usize = 64 << 10;

@@ -3,7 +3,7 @@
 mod cache;
 mod slot;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -113,11 +113,8 @@ impl PackSet {
     pub(crate) fn prioritize(&self, ids: &[PackId]) {
         let mut guard = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let mut slots: Vec<_> = guard.as_deref().cloned().unwrap_or_default();
-        slots.sort_by_key(|slot| {
-            ids.iter()
-                .position(|id| *id == slot.id)
-                .unwrap_or(ids.len())
-        });
+        let places: HashMap<&PackId, usize> = ids.iter().zip(0..).collect();
+        slots.sort_by_key(|slot| places.get(&slot.id).copied().unwrap_or(ids.len()));
         *guard = Some(Arc::new(slots));
     }
 
@@ -282,7 +279,7 @@ impl PackSet {
     }
 
     /// The first pack that holds `id`.
-    fn locate_first(&self, id: &ChunkId) -> Result<Option<Located>, ReadError> {
+    pub(crate) fn locate_first(&self, id: &ChunkId) -> Result<Option<Located>, ReadError> {
         self.search_from(id, 0, Some)
     }
 

@@ -8,6 +8,7 @@ use crate::PointId;
 use crate::error::StoreError;
 use crate::session::{hex, list, read_small, remove_file, staged_record_name, unhex};
 use crate::store::{Inner, Store};
+use durable_files::{LockGuard, LockMode};
 
 /// Longest record that the store keeps or reads; the same as in the point format.
 pub const MAX_RECORD_BYTES: u64 = 72 << 20;
@@ -17,6 +18,15 @@ pub const MAX_META_BYTES: u64 = 16 << 10;
 const RECORD_SUFFIX: &str = ".record";
 const LINE_SUFFIX: &str = ".line";
 const LINE_HEAD: &str = "cas-store point line 1";
+
+/// How often a record is looked for that somebody else replaces meanwhile.
+const MAX_REPLACED: usize = 64;
+
+/// A point that is being read; see [`Store::use_point`]. It ends with this, or with the process.
+#[derive(Debug)]
+pub struct PointUse {
+    _lock: Option<LockGuard>,
+}
 
 /// One point as the store's log has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,14 +169,44 @@ impl Store {
     /// record was there.
     ///
     /// # Errors
-    /// The system refuses.
+    /// [`StoreError::InUse`] while a [`PointUse`] holds it; the system refuses.
     pub fn remove_point(&self, id: &PointId) -> Result<bool, StoreError> {
-        self.inner.check_usable()?;
-        let path = self.record_path(id);
-        let present = self.inner.backend().stat(&path).is_ok();
-        remove_file(self.inner.backend(), &path)?;
+        // Of two who remove it one is told that it is gone.
+        let _lock = self.inner.lock_exclusive()?;
+        let removed = self.inner.remove_record(id)?;
         self.inner.sync_dir(&self.inner.points_dir())?;
-        Ok(present)
+        Ok(removed)
+    }
+
+    /// Holds a point that is kept here for as long as it is read: nobody removes it meanwhile. `None` if there is no record.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn use_point(&self, id: &PointId) -> Result<Option<PointUse>, StoreError> {
+        let path = self.record_path(id);
+        let find = || StoreError::io("find", &path);
+        for _ in 0..MAX_REPLACED {
+            let before = match self.inner.backend().stat(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                stat => stat.map_err(find())?,
+            };
+            // Held exclusively for the moment of a removal only.
+            let lock = self
+                .inner
+                .backend()
+                .lock_present(&path, LockMode::Shared, true);
+            let lock = match lock {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                lock => lock.map_err(StoreError::io("lock", &path))?,
+            };
+            // It may have been removed, or put again, while it was waited for.
+            let after = self.inner.backend().stat(&path);
+            if after.is_ok_and(|after| after.same_file(&before)) {
+                return Ok(Some(PointUse { _lock: lock }));
+            }
+        }
+        let what = "it is replaced again and again";
+        Err(StoreError::Malformed { path, what })
     }
 
     fn read_line(&self, id: &PointId) -> Result<Line, StoreError> {
@@ -200,6 +240,35 @@ impl Inner {
             &self.points_dir().join(record_name(id)),
             MAX_RECORD_BYTES,
         )
+    }
+
+    /// Removes a record that nobody uses; false if there is none. The caller syncs the directory.
+    pub(crate) fn remove_record(&self, id: &PointId) -> Result<bool, StoreError> {
+        let path = self.points_dir().join(record_name(id));
+        let lock = self
+            .backend()
+            .lock_present(&path, LockMode::Exclusive, false);
+        match lock {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(StoreError::io("lock", &path)(error)),
+            Ok(None) => Err(StoreError::InUse { point: *id }),
+            Ok(Some(_lock)) => {
+                remove_file(self.backend(), &path)?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Whether nobody uses a record.
+    pub(crate) fn is_record_free(&self, id: &PointId) -> Result<bool, StoreError> {
+        let path = self.points_dir().join(record_name(id));
+        let lock = self
+            .backend()
+            .lock_present(&path, LockMode::Exclusive, false);
+        match lock {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            lock => Ok(lock.map_err(StoreError::io("lock", &path))?.is_some()),
+        }
     }
 
     fn ids_in(&self, dir: &Path, suffix: &str) -> Result<Vec<PointId>, StoreError> {

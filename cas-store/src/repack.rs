@@ -5,18 +5,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{ReadError, StoreError};
+use crate::pack::layout::Entry;
 use crate::pack::pack_path;
 use crate::pack::reader::Pack;
-use crate::pack::sink::{PackLimits, PackSink};
+use crate::pack::sink::{ForeseenPacks, PackLimits, PackSink};
 use crate::packset::{PackSet, PackSlot};
+use crate::prune::PruneStep;
 use crate::session::{self, Session, list, read_small};
 use crate::store::Store;
-use crate::sweep::{Liveness, RecordChunks};
+use crate::sweep::{Liveness, Marking, RecordChunks};
 use crate::{
     ChunkId, DEFAULT_PACK_BYTES, DEFAULT_PACK_CHUNKS, DirectoryState, MAX_CHUNK_BYTES,
     MAX_PACKS_PER_POINT, MAX_RECORD_BYTES, PackId,
 };
 use durable_files::FileStat;
+
+/// When a new pack is begun.
+const LIMITS: PackLimits = PackLimits {
+    len_bytes: DEFAULT_PACK_BYTES,
+    chunks: DEFAULT_PACK_CHUNKS,
+};
 
 /// Which packs are written again.
 #[derive(Debug, Clone)]
@@ -61,6 +69,21 @@ struct Holder {
     packs: PackSet,
 }
 
+/// What a repack is going to do.
+pub(crate) struct RepackPlan {
+    holders: Vec<Holder>,
+    candidates: Vec<Candidate>,
+    report: RepackReport,
+}
+
+/// Packs that are not looked at.
+struct Busy<'a> {
+    /// Sessions use them.
+    pinned: &'a HashSet<PackId>,
+    /// They are as good as gone.
+    swept: &'a HashSet<PackId>,
+}
+
 /// A pack that is to be replaced.
 struct Candidate {
     slot: Arc<PackSlot>,
@@ -83,22 +106,91 @@ impl Store {
         records: &dyn RecordChunks,
         options: &RepackOptions,
     ) -> Result<RepackReport, StoreError> {
-        let inner = &self.inner;
-        let _lock = inner.lock_exclusive()?;
-        session::remove_dead(inner)?;
-        let pinned = session::pinned_packs(inner)?;
+        let _lock = self.inner.lock_exclusive()?;
+        let pinned = self.inner.pinned(false)?;
+        let mut live = self.inner.mark_points(records, &HashSet::new())?;
+        let plan = self.plan_repack(records, options, &mut live, &pinned, &HashSet::new())?;
+        self.carry_out(plan, &live, records, &mut |_| ())
+    }
+
+    /// What is to be written again. `live` is what the points need; what checkpoint directories need is added. `swept` are
+    /// packs that are as good as gone. The caller holds the store's lock, exclusive, up to the end of the repack.
+    pub(crate) fn plan_repack(
+        &self,
+        records: &dyn RecordChunks,
+        options: &RepackOptions,
+        live: &mut Liveness,
+        pinned: &HashSet<PackId>,
+        swept: &HashSet<PackId>,
+    ) -> Result<RepackPlan, StoreError> {
         let mut report = RepackReport::default();
-        let mut live = inner.mark_points(records)?;
-        let holders = self.holders(records, &mut live, &mut report)?;
-        let mut candidates = self.candidates(&live, &holders, &pinned, options, &mut report)?;
+        let holders = self.holders(records, live, &mut report)?;
+        let busy = Busy { pinned, swept };
+        let candidates = self.candidates(live, &holders, &busy, options, &mut report)?;
+        Ok(RepackPlan {
+            holders,
+            candidates,
+            report,
+        })
+    }
+
+    /// What [`Self::carry_out`] would report, as far as nothing fails then.
+    pub(crate) fn foresee(
+        &self,
+        plan: &mut RepackPlan,
+        live: &Liveness,
+    ) -> Result<RepackReport, StoreError> {
+        let RepackPlan {
+            candidates, report, ..
+        } = plan;
+        let mut packs = ForeseenPacks::new(LIMITS);
+        let append = &mut |entry: Entry, _: &[u8]| {
+            packs.append_stored(entry);
+            Ok(())
+        };
+        copy_live(candidates, live, append, report)?;
+        let new = packs.finish();
+        let verified = self.inner.verified()?;
+        for (id, len_bytes) in &new {
+            let present = self.inner.backend().stat(&self.inner.pack_path(id));
+            if !present.is_ok_and(|stat| verified.has(id, &stat)) {
+                report.new_packs += 1;
+                report.written_bytes += len_bytes;
+            }
+        }
+        candidates.retain(|candidate| new.iter().all(|(id, _)| *id != candidate.slot.id));
+        for candidate in candidates.iter() {
+            report.replaced_packs += 1;
+            report.freed_bytes += candidate.stat.len_bytes;
+        }
+        Ok(*report)
+    }
+
+    pub(crate) fn carry_out(
+        &self,
+        plan: RepackPlan,
+        live: &Liveness,
+        records: &dyn RecordChunks,
+        on_step: &mut dyn FnMut(PruneStep),
+    ) -> Result<RepackReport, StoreError> {
+        let inner = &self.inner;
+        let RepackPlan {
+            holders,
+            mut candidates,
+            mut report,
+        } = plan;
+        if candidates.is_empty() {
+            return Ok(report);
+        }
         let session = Session::begin(inner)?;
         let sink = PackSink::new(
             inner.shared_backend(),
             inner.staging_dir(),
             session.name().to_owned(),
-            PackLimits::new(DEFAULT_PACK_BYTES, DEFAULT_PACK_CHUNKS),
+            LIMITS,
         );
-        copy_live(&mut candidates, &live, &sink, &mut report)?;
+        let append = &mut |entry: Entry, stored: &[u8]| sink.append_stored(entry, stored).map(drop);
+        copy_live(&mut candidates, live, append, &mut report)?;
         if candidates.is_empty() {
             return Ok(report);
         }
@@ -114,6 +206,7 @@ impl Store {
         }
         inner.sync_dir(&inner.packs_dir())?;
         inner.note_verified(&new.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+        on_step(PruneStep::PacksWritten);
         // A pack that was written just as it was replaces itself.
         candidates.retain(|candidate| new.iter().all(|(id, _)| *id != candidate.slot.id));
         let new = PackSet::of_files(inner.shared_backend(), new);
@@ -126,6 +219,7 @@ impl Store {
                 report.lost_directories += 1;
             }
         }
+        on_step(PruneStep::DirectoriesChanged);
         for candidate in &candidates {
             inner.remove_pack(&candidate.slot)?;
             report.replaced_packs += 1;
@@ -134,6 +228,7 @@ impl Store {
         inner.sync_dir(&inner.packs_dir())?;
         inner.compact_verified()?;
         inner.packs().rescan()?;
+        on_step(PruneStep::PacksReplaced);
         Ok(report)
     }
 
@@ -192,9 +287,10 @@ impl Store {
             records,
             packs,
         };
+        let mut marking = Marking::new(&holder.packs);
         for path in &holder.records {
             let record = self.read_record(path)?;
-            live.mark_record(&holder.packs, &path.display(), &record, reader)?;
+            live.mark_record(&mut marking, &path.display(), &record, reader)?;
         }
         Ok(holder)
     }
@@ -212,7 +308,7 @@ impl Store {
         &self,
         live: &Liveness,
         holders: &[Holder],
-        pinned: &HashSet<PackId>,
+        busy: &Busy<'_>,
         options: &RepackOptions,
         report: &mut RepackReport,
     ) -> Result<Vec<Candidate>, StoreError> {
@@ -220,7 +316,7 @@ impl Store {
         let slots = inner.packs().slots()?;
         let mut wanted = Vec::new();
         let mut rest = Vec::new();
-        for slot in slots.iter() {
+        for slot in slots.iter().filter(|slot| !busy.swept.contains(&slot.id)) {
             let stat = inner.backend().stat(&slot.path);
             let stat = stat.map_err(StoreError::io("find", &slot.path))?;
             let live_bytes = live.get(&slot.id).map_or(0, |pack| pack.live_bytes);
@@ -255,7 +351,8 @@ impl Store {
             wanted.extend(rest.split_off(options.max_packs / 2));
         }
         wanted.retain_mut(|candidate| {
-            let free = !pinned.contains(&candidate.slot.id) && self.find_links(candidate, holders);
+            let free =
+                !busy.pinned.contains(&candidate.slot.id) && self.find_links(candidate, holders);
             report.left_alone += usize::from(!free);
             free
         });
@@ -343,11 +440,11 @@ impl Store {
     }
 }
 
-/// Copies the live chunks; a pack with a damaged one is dropped from the candidates.
+/// Gives the live chunks to `append`; a pack with a damaged one is dropped from the candidates.
 fn copy_live(
     candidates: &mut Vec<Candidate>,
     live: &Liveness,
-    sink: &PackSink,
+    append: &mut dyn FnMut(Entry, &[u8]) -> Result<(), StoreError>,
     report: &mut RepackReport,
 ) -> Result<(), StoreError> {
     let (mut stored, mut raw) = (Vec::new(), vec![0; MAX_CHUNK_BYTES]);
@@ -366,7 +463,7 @@ fn copy_live(
                 damaged = true;
                 break;
             }
-            sink.append_stored(entry, &stored)?;
+            append(entry, &stored)?;
         }
         if damaged {
             report.left_alone += 1;

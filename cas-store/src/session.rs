@@ -13,7 +13,8 @@ use crate::PackId;
 use crate::error::StoreError;
 use crate::store::Inner;
 use durable_files::{
-    BackendFile, FileBackend, LockGuard, LockMode, STAGING_MARK, TEMPORARY_PREFIX, random_name,
+    BackendFile, FileBackend, FileStat, LockGuard, LockMode, STAGING_MARK, TEMPORARY_PREFIX,
+    random_name,
 };
 
 const LOCK_SUFFIX: &str = ".lock";
@@ -137,8 +138,13 @@ impl Session {
             let what = "a staged directory needs `.staging-` in its name";
             return Err(StoreError::Malformed { path: dir, what });
         }
+        let stat = self.store.backend().stat(&dir);
+        self.note_outside(&dir, &stat.map_err(StoreError::io("find", &dir))?)
+    }
+
+    /// The same for a directory that is going to have this name.
+    pub(crate) fn note_outside(&self, dir: &Path, stat: &FileStat) -> Result<(), StoreError> {
         let backend = self.store.backend();
-        let stat = backend.stat(&dir).map_err(StoreError::io("find", &dir))?;
         let mut outside = self.outside.lock().unwrap_or_else(PoisonError::into_inner);
         let mut file = match outside.take() {
             Some(file) => file,
@@ -264,17 +270,42 @@ fn is_random_name(name: &str) -> bool {
 pub(crate) fn pinned_packs(store: &Inner) -> Result<HashSet<PackId>, StoreError> {
     let mut pinned = HashSet::new();
     for name in session_names(store)? {
-        let path = store.pins_dir().join(format!("{name}{PIN_SUFFIX}"));
-        // Gone means that the session ended just now and its links or records are in place.
-        for line in read_lines(store.backend(), &path)? {
-            let malformed = StoreError::Malformed {
-                path: path.clone(),
-                what: "not a pack id",
-            };
-            pinned.insert(line.parse().map_err(|_| malformed)?);
-        }
+        pinned.extend(pins_of(store, &name)?);
     }
     Ok(pinned)
+}
+
+/// The same where nothing may be changed: the dead are told by their locks, which are free.
+pub(crate) fn pinned_by_living(store: &Inner) -> Result<HashSet<PackId>, StoreError> {
+    let mut pinned = HashSet::new();
+    for name in session_names(store)? {
+        let lock_path = store.pins_dir().join(format!("{name}{LOCK_SUFFIX}"));
+        let lock = store
+            .backend()
+            .lock_present(&lock_path, LockMode::Exclusive, false);
+        match lock {
+            Ok(Some(_lock)) => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            // Who cannot be asked counts as living.
+            Ok(None) | Err(_) => {}
+        }
+        pinned.extend(pins_of(store, &name)?);
+    }
+    Ok(pinned)
+}
+
+fn pins_of(store: &Inner, session: &str) -> Result<Vec<PackId>, StoreError> {
+    let path = store.pins_dir().join(format!("{session}{PIN_SUFFIX}"));
+    let malformed = || StoreError::Malformed {
+        path: path.clone(),
+        what: "not a pack id",
+    };
+    // Gone means that the session ended just now and its links or records are in place.
+    let lines = read_lines(store.backend(), &path)?;
+    lines
+        .iter()
+        .map(|line| line.parse().map_err(|_| malformed()))
+        .collect()
 }
 
 fn session_names(store: &Inner) -> Result<HashSet<String>, StoreError> {

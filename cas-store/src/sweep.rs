@@ -1,6 +1,6 @@
 //! Giving back the packs that nobody needs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::error::Error;
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::packset::{PackSet, PackSlot};
 use crate::place::remove_leftovers;
 use crate::session;
 use crate::store::{Inner, Store};
-use crate::{ChunkId, PackId};
+use crate::{ChunkId, PackId, PointId};
 
 /// What lists the chunks that a point's record names. The store does not know records; the caller does.
 ///
@@ -65,6 +65,21 @@ pub(crate) struct Liveness {
     pub(crate) missing_chunks: u64,
 }
 
+/// Packs in which chunks are marked, each chunk once: in the first pack that holds it.
+pub(crate) struct Marking<'a> {
+    packs: &'a PackSet,
+    marked: HashSet<ChunkId>,
+}
+
+impl<'a> Marking<'a> {
+    pub(crate) fn new(packs: &'a PackSet) -> Self {
+        Self {
+            packs,
+            marked: HashSet::new(),
+        }
+    }
+}
+
 /// The live chunks of one pack, one bit for each entry of its index.
 #[derive(Debug)]
 pub(crate) struct LivePack {
@@ -88,12 +103,12 @@ impl LivePack {
 }
 
 impl Liveness {
-    /// Marks one chunk in the first pack of `packs` that holds it.
-    pub(crate) fn mark(&mut self, packs: &PackSet, id: &ChunkId) -> Result<(), StoreError> {
-        if id.is_zero() {
+    /// Marks one chunk.
+    fn mark(&mut self, marking: &mut Marking<'_>, id: &ChunkId) -> Result<(), StoreError> {
+        if id.is_zero() || !marking.marked.insert(*id) {
             return Ok(());
         }
-        let found = match packs.locate(id) {
+        let found = match marking.packs.locate_first(id) {
             // Perhaps it is in there: `missing_chunks` then keeps what is damaged.
             Err(ReadError::DamagedPack { .. }) => None,
             found => found?,
@@ -117,7 +132,7 @@ impl Liveness {
     /// Marks all chunks of a record.
     pub(crate) fn mark_record(
         &mut self,
-        packs: &PackSet,
+        marking: &mut Marking<'_>,
         name: &dyn std::fmt::Display,
         record: &[u8],
         reader: &dyn RecordChunks,
@@ -125,7 +140,7 @@ impl Liveness {
         let mut failed = None;
         let listed = reader.chunks(record, &mut |id| {
             if failed.is_none() {
-                failed = self.mark(packs, &id).err();
+                failed = self.mark(marking, &id).err();
             }
         });
         if let Some(error) = failed {
@@ -155,64 +170,103 @@ impl Store {
     ) -> Result<SweepReport, StoreError> {
         let inner = &self.inner;
         let _lock = inner.lock_exclusive()?;
-        if !dry_run {
-            session::remove_dead(inner)?;
+        let pinned = inner.pinned(dry_run)?;
+        let live = inner.mark_points(records, &HashSet::new())?;
+        Ok(inner.sweep_packs(&live, &pinned, dry_run)?.0)
+    }
+}
+
+impl Inner {
+    /// The packs that living sessions pin; unless it is a dry run, what the dead left is removed. Before records are read and
+    /// links counted: a session gives its pins up only after one of the others is in place. The caller holds the store's lock,
+    /// exclusive.
+    pub(crate) fn pinned(&self, dry_run: bool) -> Result<HashSet<PackId>, StoreError> {
+        if dry_run {
+            return session::pinned_by_living(self);
         }
-        // Pins before records before links: a session gives its pins up only after one of the others is in place.
-        let pinned = session::pinned_packs(inner)?;
-        if !dry_run {
-            remove_leftovers(inner.backend(), &inner.packs_dir(), |id| {
-                pinned.contains(id)
-            })?;
-        }
-        let live = inner.mark_points(records)?;
+        session::remove_dead(self)?;
+        let pinned = session::pinned_packs(self)?;
+        remove_leftovers(self.backend(), &self.packs_dir(), |id| pinned.contains(id))?;
+        Ok(pinned)
+    }
+
+    /// Removes the packs that nobody needs, and says which.
+    pub(crate) fn sweep_packs(
+        &self,
+        live: &Liveness,
+        pinned: &HashSet<PackId>,
+        dry_run: bool,
+    ) -> Result<(SweepReport, HashSet<PackId>), StoreError> {
+        let mut removed = HashSet::new();
         let mut report = SweepReport {
             missing_chunks: live.missing_chunks,
             ..SweepReport::default()
         };
-        for slot in inner.packs().rescan()?.iter() {
+        for slot in self.packs().rescan()?.iter() {
             report.packs += 1;
             if live.get(&slot.id).is_some() {
                 continue;
             }
-            let stat = inner.backend().stat(&slot.path);
+            let stat = self.backend().stat(&slot.path);
             let stat = stat.map_err(StoreError::io("find", &slot.path))?;
             if pinned.contains(&slot.id) {
                 report.pinned_packs += 1;
             } else if stat.links > 1 {
                 report.linked_packs += 1;
-            } else if live.missing_chunks > 0 && inner.packs().open_slot(slot).is_err() {
+            } else if live.missing_chunks > 0 && self.packs().open_slot(slot).is_err() {
                 report.damaged_packs += 1;
             } else {
                 report.removed_packs += 1;
                 report.removed_bytes += stat.len_bytes;
+                removed.insert(slot.id);
                 if !dry_run {
-                    inner.remove_pack(slot)?;
+                    self.remove_pack(slot)?;
                 }
             }
         }
         if !dry_run && report.removed_packs > 0 {
-            inner.sync_dir(&inner.packs_dir())?;
-            inner.compact_verified()?;
-            inner.packs().rescan()?;
+            self.sync_dir(&self.packs_dir())?;
+            self.compact_verified()?;
+            self.packs().rescan()?;
         }
-        Ok(report)
+        Ok((report, removed))
     }
-}
 
-impl Inner {
-    /// Which chunks the points kept in the store need.
-    pub(crate) fn mark_points(&self, records: &dyn RecordChunks) -> Result<Liveness, StoreError> {
-        self.packs().rescan()?;
+    /// Which chunks the points kept in the store need, but for those in `without`.
+    pub(crate) fn mark_points(
+        &self,
+        records: &dyn RecordChunks,
+        without: &HashSet<PointId>,
+    ) -> Result<Liveness, StoreError> {
+        self.order_for_marking()?;
+        let mut marking = Marking::new(self.packs());
         let mut live = Liveness::default();
         for id in self.record_ids()? {
+            if without.contains(&id) {
+                continue;
+            }
             // Removed meanwhile: then it needs nothing.
             let Some(record) = self.record(&id)? else {
                 continue;
             };
-            live.mark_record(self.packs(), &id, &record, records)?;
+            live.mark_record(&mut marking, &id, &record, records)?;
         }
         Ok(live)
+    }
+
+    /// Puts those packs first that stay in any case since they have links elsewhere, then the largest: of several that hold a
+    /// chunk, as after a repack that was cut off, the others can go.
+    fn order_for_marking(&self) -> Result<(), StoreError> {
+        let mut order = Vec::new();
+        for slot in self.packs().rescan()?.iter() {
+            let stat = self.backend().stat(&slot.path);
+            let stat = stat.map_err(StoreError::io("find", &slot.path))?;
+            order.push((stat.links > 1, stat.len_bytes, slot.id));
+        }
+        order.sort_unstable_by(|one, other| other.cmp(one));
+        let order: Vec<PackId> = order.into_iter().map(|(_, _, id)| id).collect();
+        self.packs().prioritize(&order);
+        Ok(())
     }
 
     pub(crate) fn remove_pack(&self, slot: &Arc<PackSlot>) -> Result<(), StoreError> {

@@ -44,6 +44,13 @@ pub trait FileBackend: fmt::Debug + Send + Sync {
     /// Takes a lock on a regular file, creating it (0600) if need be. The lock ends with the guard or the process.
     /// `None` if another holds it and `wait` is false.
     fn lock(&self, path: &Path, mode: LockMode, wait: bool) -> io::Result<Option<LockGuard>>;
+    /// Takes a lock on a regular file that must exist; it is not written to, and need not be writable. `None` as there.
+    fn lock_present(
+        &self,
+        path: &Path,
+        mode: LockMode,
+        wait: bool,
+    ) -> io::Result<Option<LockGuard>>;
     /// Takes a lock on a directory, alone. `None` if another holds it and `wait` is false.
     fn lock_dir(&self, dir: &Path, wait: bool) -> io::Result<Option<LockGuard>>;
     /// The path without links, dots and double slashes. It must exist.

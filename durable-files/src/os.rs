@@ -165,6 +165,19 @@ impl FileBackend for OsBackend {
         hold(regular(file)?, mode, wait)
     }
 
+    fn lock_present(
+        &self,
+        path: &Path,
+        mode: LockMode,
+        wait: bool,
+    ) -> io::Result<Option<LockGuard>> {
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(careful())
+            .open(path)?;
+        hold(regular(file)?, mode, wait)
+    }
+
     fn lock_dir(&self, dir: &Path, wait: bool) -> io::Result<Option<LockGuard>> {
         hold(open_dir(dir)?, LockMode::Exclusive, wait)
     }
@@ -285,6 +298,9 @@ mod tests {
         for path in [&to_file, &pipe, &link] {
             OsBackend.open(path).unwrap_err();
             OsBackend.lock(path, LockMode::Exclusive, true).unwrap_err();
+            OsBackend
+                .lock_present(path, LockMode::Shared, true)
+                .unwrap_err();
             OsBackend.append(path, b"x").unwrap_err();
         }
         assert_eq!(fs::read(&to_file).unwrap(), b"x");

@@ -49,6 +49,7 @@ mod name;
 pub mod phase;
 mod point;
 mod restore;
+mod retention;
 mod save;
 mod supervisor;
 mod time;
@@ -58,12 +59,13 @@ pub use agent_protocol;
 pub use api::{
     AgentConnection, Archived, BranchChild, BranchOptions, BranchReleased, Branched, Checkpoint,
     CheckpointOptions, CreateFromOptions, CreateOptions, DEFAULT_HISTORY, DeterministicError,
-    DeterministicMachine, DiffSummary, Engine, EngineError, EngineOptions, ErrorCode, ExecOptions,
-    ExecOutput, ExecSession, ExecWriter, ExportOptions, Family, KeptState, LastAutosave, LeftState,
-    LogEntry, LogPart, MAX_BRANCH_CHILDREN, MachineDigest, MachineInfo, MachineState, Paused,
-    PointCopy, PointName, PointSource, Problem, READY_TIMEOUT, RepairSource, Repaired, Saving,
-    StartOptions, Started, StopOptions, Stopped, UndoOptions, Undone, Verification, VerifiedPoint,
-    VerifyLevel, VerifyOptions, VerifySource, doctor, process,
+    DeterministicMachine, DiffSummary, DiskBytes, DiskUsage, Engine, EngineError, EngineOptions,
+    ErrorCode, ExecOptions, ExecOutput, ExecSession, ExecWriter, ExportOptions, Family,
+    JudgedPoint, KeptState, LastAutosave, LeftState, LogEntry, LogPart, MAX_BRANCH_CHILDREN,
+    MachineDigest, MachineInfo, MachineState, Paused, PointCopy, PointName, PointSource, Problem,
+    PruneOptions, Pruned, READY_TIMEOUT, RepairSource, Repaired, Saving, StartOptions, Started,
+    StopOptions, Stopped, UndoOptions, Undone, UsageOf, Used, UsedByPoint, Verification,
+    VerifiedPoint, VerifyLevel, VerifyOptions, VerifySource, doctor, process,
 };
 pub use channel::ChannelError;
 pub use durable_files::FileError;
@@ -78,6 +80,7 @@ pub use machine::{
 };
 pub use name::{InvalidName, MAX_NAME_BYTES, MachineName};
 pub use point::{ArchiveError, PointError};
+pub use retention::{KeepRule, Retention};
 pub use time::format_utc;
 
 /// What the host says of a file.

@@ -38,6 +38,10 @@ pub enum Operation {
     Booted,
     /// `pause`, beside the first ones of a checkpoint.
     Pause,
+    /// `checkpoint-delete`.
+    Delete,
+    /// `checkpoint-prune`.
+    Prune,
 }
 
 /// Which process reaches a phase.
@@ -149,6 +153,22 @@ phases! {
     BootedStored = "booted-stored", Booted, Supervisor;
     /// A booted point is in the machine's directory, which does not name it.
     BootedPlaced = "booted-placed", Booted, Supervisor;
+    /// The record of a point of a store is gone; the command did not say so.
+    PointDeleted = "point-deleted", Delete, Command;
+    /// The default store knows of the checkpoint directory that is to go; it is at its place.
+    DeletionNoted = "deletion-noted", Delete, Command;
+    /// It has lost its name; its files are there.
+    DirectoryHidden = "directory-hidden", Delete, Command;
+    /// Points are given up; their data is there.
+    PointsGivenUp = "points-given-up", Prune, Command;
+    /// Packs that nobody needed are gone.
+    PacksSwept = "packs-swept", Prune, Command;
+    /// New packs hold what is needed of mostly dead ones, which are still used.
+    PacksRewritten = "packs-rewritten", Prune, Command;
+    /// Checkpoint directories have links to the new ones; the old ones are in the store.
+    DirectoriesRelinked = "directories-relinked", Prune, Command;
+    /// The old ones are gone; the command did not say so.
+    PacksReplaced = "packs-replaced", Prune, Command;
     /// The new machine is whole in a staging directory.
     MachineStaged = "machine-staged", CreateFrom, Command;
     /// It has its name; the command did not say so.

@@ -8,13 +8,55 @@ use crate::PackId;
 use crate::error::StoreError;
 use durable_files::{BackendFile, FileBackend};
 
+/// What lies where in a pack, and so its length and its id; no byte is written.
+#[derive(Debug)]
+pub(crate) struct PackPlan {
+    cursor: u64,
+    entries: Vec<Entry>,
+}
+
+impl PackPlan {
+    pub(crate) fn new() -> Self {
+        Self {
+            cursor: HEADER_BYTES as u64,
+            entries: Vec::new(),
+        }
+    }
+
+    /// Takes room for one body, at the returned offset.
+    pub(crate) fn reserve(&mut self, mut entry: Entry) -> u64 {
+        entry.offset = self.cursor;
+        self.cursor += u64::from(entry.stored_len);
+        self.entries.push(entry);
+        entry.offset
+    }
+
+    pub(crate) fn chunks(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Length if it were sealed now.
+    pub(crate) fn len_bytes(&self) -> u64 {
+        self.cursor + (self.entries.len() * ENTRY_BYTES + FOOTER_BYTES) as u64
+    }
+
+    /// Its id, and its index as it is written.
+    pub(crate) fn index(&mut self) -> (PackId, Vec<u8>) {
+        self.entries.sort_unstable_by_key(|entry| entry.id);
+        let mut index = Vec::with_capacity(self.entries.len() * ENTRY_BYTES + FOOTER_BYTES);
+        for entry in &self.entries {
+            index.extend_from_slice(&entry.encode());
+        }
+        (PackId(*blake3::hash(&index).as_bytes()), index)
+    }
+}
+
 /// A pack that is being written. Room is reserved under the owner's lock; bodies are written outside it.
 #[derive(Debug)]
 pub(crate) struct PackBuilder {
     path: PathBuf,
     file: Arc<dyn BackendFile>,
-    cursor: u64,
-    entries: Vec<Entry>,
+    plan: PackPlan,
 }
 
 /// A sealed and synced pack that still has its staging name.
@@ -38,8 +80,7 @@ impl PackBuilder {
         Ok(Self {
             path: path.to_path_buf(),
             file,
-            cursor: HEADER_BYTES as u64,
-            entries: Vec::new(),
+            plan: PackPlan::new(),
         })
     }
 
@@ -51,49 +92,38 @@ impl PackBuilder {
         Arc::clone(&self.file)
     }
 
-    pub(crate) fn chunks(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Length if it were sealed now.
-    pub(crate) fn len_bytes(&self) -> u64 {
-        self.cursor + (self.entries.len() * ENTRY_BYTES + FOOTER_BYTES) as u64
+    pub(crate) fn plan(&self) -> &PackPlan {
+        &self.plan
     }
 
     /// Takes room for one body; the caller writes it at the returned offset before [`Self::finish`].
-    pub(crate) fn reserve(&mut self, mut entry: Entry) -> u64 {
-        entry.offset = self.cursor;
-        self.cursor += u64::from(entry.stored_len);
-        self.entries.push(entry);
-        entry.offset
+    pub(crate) fn reserve(&mut self, entry: Entry) -> u64 {
+        self.plan.reserve(entry)
     }
 
     /// Writes index and footer, takes the write permission away and syncs.
     pub(crate) fn finish(mut self) -> Result<StagedPack, StoreError> {
-        self.entries.sort_unstable_by_key(|entry| entry.id);
-        let mut tail = Vec::with_capacity(self.entries.len() * ENTRY_BYTES + FOOTER_BYTES);
-        for entry in &self.entries {
-            tail.extend_from_slice(&entry.encode());
-        }
-        let id = PackId(*blake3::hash(&tail).as_bytes());
+        let (id, mut tail) = self.plan.index();
+        let len_bytes = self.plan.len_bytes();
         let footer = Footer {
-            index_offset: self.cursor,
+            index_offset: self.plan.cursor,
             // The sink starts a new pack long before this limit of `u32`.
-            entries: self.entries.len() as u32,
+            entries: self.plan.entries.len() as u32,
             entry_bytes: ENTRY_BYTES as u32,
             id,
             flags: 0,
         };
         tail.extend_from_slice(&footer.encode(&header()));
         let write = StoreError::io("write", &self.path);
-        self.file.write_all_at(&tail, self.cursor).map_err(write)?;
+        self.file
+            .write_all_at(&tail, self.plan.cursor)
+            .map_err(write)?;
         self.file
             .seal()
             .map_err(StoreError::io("seal", &self.path))?;
         self.file
             .sync()
             .map_err(StoreError::io("sync", &self.path))?;
-        let len_bytes = self.len_bytes();
         Ok(StagedPack {
             id,
             path: self.path,

@@ -1,15 +1,15 @@
 //! Where new chunks go: one staged pack after the other, each chunk once, fed by several threads.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::builder::{PackBuilder, StagedPack};
+use super::builder::{PackBuilder, PackPlan, StagedPack};
 use super::layout::{Entry, MAX_ENTRIES};
-use crate::ChunkId;
 use crate::codec::PreparedChunk;
 use crate::error::StoreError;
+use crate::{ChunkId, PackId};
 use durable_files::FileBackend;
 
 /// When a new pack is begun.
@@ -25,6 +25,54 @@ impl PackLimits {
             len_bytes,
             chunks: chunks.clamp(1, MAX_ENTRIES as usize),
         }
+    }
+
+    /// Whether a body of so many bytes begins a new pack.
+    fn are_reached(&self, last: Option<&PackPlan>, more: usize) -> bool {
+        last.is_none_or(|pack| {
+            pack.chunks() >= self.chunks
+                || (pack.chunks() > 0 && pack.len_bytes() + more as u64 > self.len_bytes)
+        })
+    }
+}
+
+/// The packs that a sink would write; nothing is written.
+#[derive(Debug)]
+pub(crate) struct ForeseenPacks {
+    limits: PackLimits,
+    seen: HashSet<ChunkId>,
+    packs: Vec<PackPlan>,
+}
+
+impl ForeseenPacks {
+    pub(crate) fn new(limits: PackLimits) -> Self {
+        Self {
+            limits,
+            seen: HashSet::new(),
+            packs: Vec::new(),
+        }
+    }
+
+    /// As [`PackSink::append_stored`].
+    pub(crate) fn append_stored(&mut self, entry: Entry) {
+        if entry.id.is_zero() || !self.seen.insert(entry.id) {
+            return;
+        }
+        let more = entry.stored_len as usize;
+        if self.limits.are_reached(self.packs.last(), more) {
+            self.packs.push(PackPlan::new());
+        }
+        if let Some(pack) = self.packs.last_mut() {
+            pack.reserve(entry);
+        }
+    }
+
+    /// Their ids and lengths.
+    pub(crate) fn finish(self) -> Vec<(PackId, u64)> {
+        let packs = self.packs.into_iter();
+        packs
+            .map(|mut pack| (pack.index().0, pack.len_bytes()))
+            .collect()
     }
 }
 
@@ -138,12 +186,8 @@ impl PackSink {
         state: &'a mut SinkState,
         more: usize,
     ) -> Result<&'a mut PackBuilder, StoreError> {
-        let full = state.builders.last().is_none_or(|builder| {
-            builder.chunks() >= self.limits.chunks
-                || (builder.chunks() > 0
-                    && builder.len_bytes() + more as u64 > self.limits.len_bytes)
-        });
-        if full {
+        let last = state.builders.last().map(PackBuilder::plan);
+        if self.limits.are_reached(last, more) {
             let path = self
                 .dir
                 .join(format!("{}-{}.tmp", self.prefix, state.builders.len()));

@@ -22,6 +22,7 @@ mod killed;
 mod memory;
 mod pause;
 mod phases;
+mod prune;
 mod refused;
 mod time;
 mod undo;

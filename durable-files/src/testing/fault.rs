@@ -192,6 +192,15 @@ impl<B: FileBackend> FileBackend for FaultBackend<B> {
         self.inner.lock(path, mode, wait)
     }
 
+    fn lock_present(
+        &self,
+        path: &Path,
+        mode: LockMode,
+        wait: bool,
+    ) -> io::Result<Option<LockGuard>> {
+        self.inner.lock_present(path, mode, wait)
+    }
+
     fn lock_dir(&self, dir: &Path, wait: bool) -> io::Result<Option<LockGuard>> {
         self.inner.lock_dir(dir, wait)
     }

@@ -422,6 +422,16 @@ impl FileBackend for MemoryBackend {
         Ok(self.hold(number, mode, wait))
     }
 
+    fn lock_present(
+        &self,
+        path: &Path,
+        mode: LockMode,
+        wait: bool,
+    ) -> io::Result<Option<LockGuard>> {
+        let number = self.files().find(path)?;
+        Ok(self.hold(number, mode, wait))
+    }
+
     fn lock_dir(&self, dir: &Path, wait: bool) -> io::Result<Option<LockGuard>> {
         let number = self.files().find(dir)?;
         Ok(self.hold(number, LockMode::Exclusive, wait))

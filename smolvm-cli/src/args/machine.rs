@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use smolvm_engine::{DEFAULT_HISTORY, MachineName};
 
-use super::unavailable::{UnavailableFlags, UnavailableRetention};
+use super::points::{CheckpointDeleteArgs, CheckpointPruneArgs, RetentionArgs};
+use super::unavailable::UnavailableFlags;
 use super::values;
 use super::{CheckpointDiffArgs, CommandArgs, CopyArgs, CreateArgs, ExecArgs, RunArgs, ShellArgs};
 
@@ -96,6 +97,22 @@ pub(crate) enum MachineCommand {
         long_about = "Make a checkpoint of an exported file. Every byte is verified before the checkpoint appears."
     )]
     CheckpointImport(CheckpointImportArgs),
+    /// Delete a saved point
+    #[command(
+        long_about = "Delete a point that a store keeps, or a checkpoint. Machines, other points and other checkpoints have all that they \
+            had.\n\nThe data that only a point of a store needed is given back by checkpoint-prune."
+    )]
+    CheckpointDelete(CheckpointDeleteArgs),
+    /// Give back the room of data that no point needs any more
+    #[command(
+        long_about = "Give back the room of data that nothing needs any more: of points that were deleted, of checkpoints that were removed, \
+            and, with --keep-..., of points that these do not keep.\n\n\
+            The rule is for the points that the store keeps, of each machine by itself. A point stays if any part of the rule keeps it. \
+            --keep-last counts points, the others count hours, days and weeks in which there is a point, from the newest on, and keep the newest \
+            point of each. A checkpoint made with -o is never removed.\n\n\
+            Machines that run, saves, restores and undos go on beside it."
+    )]
+    CheckpointPrune(CheckpointPruneArgs),
     /// Take a machine back to a saved point, in whatever state it is
     #[command(
         long_about = "Take a machine back to a saved point, in place and under its name, in whatever state it is.\n\n\
@@ -128,7 +145,9 @@ pub(crate) enum MachineCommand {
     #[command(
         long_about = "Save a machine again and again while it runs, into the store that it was last saved into.\n\n\
             Where nothing changed nothing is saved: nothing was written to its disk, and nothing ran in it but smolvm's own agent. \
-            The first time after a start or an undo it is always saved."
+            The first time after a start or an undo it is always saved.\n\n\
+            --keep-... says which of its autosaves stay, as in checkpoint-prune; without it all do. Its last point, and every point that \
+            was saved otherwise, stays in any case."
     )]
     Autosave(AutosaveArgs),
 }
@@ -380,7 +399,7 @@ pub(crate) struct BranchReleaseArgs {
 
 /// `machine autosave`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: smolvm autosave agent --every 5m")]
+#[command(after_help = "Example: smolvm autosave agent --every 5m --keep-last 12 --keep-daily 7")]
 pub(crate) struct AutosaveArgs {
     #[command(flatten)]
     pub(crate) machine: Named,
@@ -394,10 +413,10 @@ pub(crate) struct AutosaveArgs {
     )]
     pub(crate) every: Option<Duration>,
     /// Not any more
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["keep_last", "keep_hourly", "keep_daily", "keep_weekly"])]
     pub(crate) off: bool,
     #[command(flatten)]
-    pub(crate) retention: UnavailableRetention,
+    pub(crate) keep: RetentionArgs,
 }
 
 /// `machine checkpoint-log`.

@@ -9,6 +9,7 @@ mod image;
 mod kernel;
 mod machine;
 mod point;
+mod points;
 mod spelling;
 mod system;
 mod unavailable;
@@ -30,7 +31,8 @@ pub(crate) use machine::{
     TreeArgs, TryArgs, UndoArgs,
 };
 pub(crate) use point::{CheckpointDiffArgs, PointText};
-pub(crate) use system::{CompletionsArgs, HelpArgs};
+pub(crate) use points::{CheckpointDeleteArgs, CheckpointPruneArgs};
+pub(crate) use system::{CompletionsArgs, DfArgs, HelpArgs};
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -87,6 +89,13 @@ pub(crate) enum Command {
             Exit code 0 exactly when some backend can run a machine here."
     )]
     Doctor,
+    /// Say what takes how much room on the disk
+    #[command(
+        long_about = "Say what images, kernels, machines, checkpoints and the points of a store take on the disk.\n\n\
+            OWN is what only it has, SHARED what others have as well: each file counts once in the sum. Of a point, OWN is what deleting it \
+            gives back."
+    )]
+    Df(DfArgs),
     /// Print completions for a shell
     Completions(CompletionsArgs),
     /// Explain a command or a topic: checkpoints, images, exit-codes
@@ -199,6 +208,11 @@ mod tests {
             "machine tree --dot --store ./history",
             "machine tree --json",
             "tree",
+            "machine checkpoint-delete c4c23a7c --store ./history -f",
+            "machine checkpoint-delete ./x.checkpoint",
+            "machine checkpoint-prune --store ./history --keep-last 5 --keep-hourly 24 --dry-run",
+            "machine checkpoint-prune --keep-daily 7 --keep-weekly 4",
+            "machine autosave --every 5m --keep-last 12 --keep-hourly 24",
             "machine undo --name agent",
             "machine undo --to ~2 --discard",
             "machine try --check true -- make test",
@@ -237,6 +251,8 @@ mod tests {
             "logs agent -f",
             "images",
             "help checkpoints",
+            "df",
+            "df --store ./history --json",
         ] {
             assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
         }
@@ -268,6 +284,10 @@ mod tests {
             "machine branch --from agent --name a --ready-timeout 5m",
             "machine branch --from agent --name-prefix b",
             "machine branch --from agent --name a --store ./history",
+            "machine checkpoint-delete",
+            "machine checkpoint-prune --keep-last 0",
+            "machine checkpoint-prune --keep-daily -1",
+            "machine autosave --off --keep-last 3",
         ] {
             assert!(parsed(line).is_err(), "{line}");
         }

@@ -6,7 +6,6 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands that no version has yet, with the group that they will be in.
 const COMMANDS: &[(&str, &str)] = &[
-    ("checkpoint-prune", "machine "),
     ("port", "machine "),
     ("grants", "machine "),
     ("pull", "image "),
@@ -51,32 +50,5 @@ impl UnavailableFlags {
         ]
         .into_iter()
         .find_map(|(given, flag)| given.then_some(flag))
-    }
-}
-
-/// Which autosaves are kept: not there yet, all are.
-#[derive(Debug, Args)]
-pub(crate) struct UnavailableRetention {
-    #[arg(long, hide = true, value_name = "N")]
-    keep_last: Option<u64>,
-    #[arg(long, hide = true, value_name = "N")]
-    keep_hourly: Option<u64>,
-    #[arg(long, hide = true, value_name = "N")]
-    keep_daily: Option<u64>,
-    #[arg(long, hide = true, value_name = "N")]
-    keep_weekly: Option<u64>,
-}
-
-impl UnavailableRetention {
-    /// The first one that was given.
-    pub(crate) fn given(&self) -> Option<&'static str> {
-        [
-            (self.keep_last, "--keep-last"),
-            (self.keep_hourly, "--keep-hourly"),
-            (self.keep_daily, "--keep-daily"),
-            (self.keep_weekly, "--keep-weekly"),
-        ]
-        .into_iter()
-        .find_map(|(given, flag)| given.map(|_| flag))
     }
 }

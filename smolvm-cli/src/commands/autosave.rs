@@ -3,6 +3,7 @@
 use serde_json::json;
 use smolvm_engine::Engine;
 
+use super::describe;
 use crate::args::AutosaveArgs;
 use crate::failure::Failure;
 use crate::output::{self, Printer, object};
@@ -13,21 +14,21 @@ pub(crate) fn autosave(
     printer: &Printer,
     args: AutosaveArgs,
 ) -> Result<(), Failure> {
-    if let Some(flag) = args.retention.given() {
-        return Err(Failure::not_available(format!("`{flag}` of autosave")));
-    }
     let name = engine.resolve(args.machine.given())?;
-    engine.set_autosave(&name, args.every)?;
+    let keep = args.keep.rule();
+    engine.set_autosave(&name, args.every, keep)?;
     let line = match args.every {
         Some(every) => format!(
-            "'{name}' is saved every {} while it runs and changes",
-            output::every(every.as_secs())
+            "'{name}' is saved every {} while it runs and changes{}",
+            output::every(every.as_secs()),
+            describe::kept(&keep)
+                .map_or_else(String::new, |kept| format!("; of these stay {kept}"))
         ),
         None => format!("'{name}' is saved only when asked"),
     };
     let every = args.every.map(|every| every.as_secs());
     printer.result(
-        object(json!({ "name": name.as_str(), "every_seconds": every })),
+        object(json!({ "name": name.as_str(), "every_seconds": every, "keep": keep })),
         &line,
     )
 }

@@ -97,7 +97,7 @@ pub(super) fn source(from: PathBuf) -> PointSource {
     }
 }
 
-fn id(text: &Path) -> Option<String> {
+pub(super) fn id(text: &Path) -> Option<String> {
     let text = text.to_str()?;
     let is_id = text.len() >= SHORTEST_ID && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_id.then(|| text.to_ascii_lowercase())

@@ -1,7 +1,9 @@
 //! Machines in words and as objects.
 
 use serde_json::{Value, json};
-use smolvm_engine::{MachineInfo, MachineName, MachineOrigin, MachineState, Saving, format_utc};
+use smolvm_engine::{
+    MachineInfo, MachineName, MachineOrigin, MachineState, Retention, Saving, format_utc,
+};
 
 use crate::output::Object;
 
@@ -66,6 +68,7 @@ pub(crate) fn object_of(machine: &MachineInfo) -> Value {
         })),
         "autosave": machine.autosave.map(|schedule| json!({
             "every_seconds": schedule.every_seconds,
+            "keep": schedule.keep,
             "last": machine.last_autosave.as_ref().map(|last| json!({
                 "at": format_utc(last.unix),
                 "id": last.id,
@@ -109,4 +112,19 @@ mod tests {
         assert_eq!(short("c4c23a7c6d3a99999"), "c4c23a7c6d3a");
         assert_eq!(short("c4"), "c4");
     }
+}
+
+/// A rule of which points stay: `last 12, daily 7`; `None` where all do.
+pub(super) fn kept(keep: &Retention) -> Option<String> {
+    let parts = [
+        ("last", keep.last),
+        ("hourly", keep.hourly),
+        ("daily", keep.daily),
+        ("weekly", keep.weekly),
+    ];
+    let parts = parts
+        .iter()
+        .filter_map(|(name, count)| Some(format!("{name} {}", (*count)?)));
+    let text = parts.collect::<Vec<_>>().join(", ");
+    (!text.is_empty()).then_some(text)
 }

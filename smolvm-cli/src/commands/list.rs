@@ -138,7 +138,11 @@ fn undone(left: &LeftState) -> String {
 
 /// When it is saved without being asked, and what became of that last.
 fn autosave(machine: &MachineInfo) -> Option<String> {
-    let every = output::every(machine.autosave?.every_seconds);
+    let schedule = machine.autosave?;
+    let mut every = output::every(schedule.every_seconds);
+    if let Some(kept) = describe::kept(&schedule.keep) {
+        every.push_str(&format!(", keeping {kept}"));
+    }
     let Some(last) = &machine.last_autosave else {
         return Some(format!("every {every}"));
     };

@@ -8,7 +8,9 @@ mod checkpoint;
 mod copy;
 mod create;
 mod delete;
+mod delete_point;
 mod describe;
+mod df;
 mod diff;
 mod exec;
 mod help;
@@ -17,6 +19,7 @@ mod kernel;
 mod list;
 mod logs;
 mod pause;
+mod prune;
 mod run;
 mod session;
 mod start;
@@ -46,6 +49,7 @@ pub(crate) fn run(command: Command, printer: &Printer) -> Result<ExitCode, Failu
         Command::Image(command) => image::run(command, &engine()?, printer),
         Command::Kernel(command) => kernel::run(command, &engine()?, printer),
         Command::Doctor => system::doctor(&engine()?, printer),
+        Command::Df(args) => df::df(&engine()?, printer, &args),
         Command::Completions(args) => system::completions(&args),
         Command::Help(args) => help::help(&args),
         Command::Images => image::run(ImageCommand::Ls, &engine()?, printer),
@@ -98,6 +102,10 @@ fn machine(
         MachineCommand::CheckpointImport(args) => {
             archive::import(&engine()?, printer, args).map(done)
         }
+        MachineCommand::CheckpointDelete(args) => {
+            delete_point::delete(&engine()?, printer, args).map(done)
+        }
+        MachineCommand::CheckpointPrune(args) => prune::prune(&engine()?, printer, args).map(done),
         MachineCommand::Try(args) => {
             let engine = engine().map_err(Failure::around_command)?;
             attempt::attempt(&engine, printer, args).map_err(Failure::around_command)

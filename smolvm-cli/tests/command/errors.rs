@@ -22,6 +22,10 @@ fn refusals_without_machines() {
         "machine logs --name agent",
         "machine cp agent:/etc/hostname .",
         "machine branch --from agent --name other",
+        "machine checkpoint-delete ./missing.checkpoint -f",
+        "machine checkpoint-delete c4c23a7c -f",
+        "machine checkpoint-prune --store ./missing",
+        "df --store ./missing",
         "image rm mine",
         "image import ../x root.tar",
         "image import mine absent.tar",
@@ -61,8 +65,6 @@ fn wrong_usage() {
 fn what_is_not_there_yet_is_refused() {
     let home = Home::new();
     for line in [
-        "machine autosave --every 5m --keep-last 3",
-        "machine checkpoint-prune --store s --dry-run",
         "machine create -v /a:/b",
         "machine create -p 80:80",
         "machine create --net",

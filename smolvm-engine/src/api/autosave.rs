@@ -8,6 +8,7 @@ use super::place::own_default_store;
 use crate::channel::control::{AutosaveNote, AutosaveOutcome, Control, ControlReply};
 use crate::machine::AutosaveSchedule;
 use crate::name::MachineName;
+use crate::retention::Retention;
 
 /// Bounds of the time between two autosaves.
 const EVERY: std::ops::RangeInclusive<Duration> =
@@ -40,6 +41,9 @@ impl From<AutosaveNote> for LastAutosave {
 impl Engine {
     /// Has a machine saved without being asked, as often as this, whenever it runs and anything changed; `None` ends that.
     ///
+    /// After each such save those of its autosaves go that `keep` does not keep: points of this machine's history in the store that it
+    /// is saved into. Its head stays, and so does every point that was saved otherwise.
+    ///
     /// # Errors
     ///
     /// [`EngineError::Invalid`] where the time is below a second or above a year.
@@ -47,6 +51,7 @@ impl Engine {
         &self,
         name: &MachineName,
         every: Option<Duration>,
+        keep: Retention,
     ) -> Result<(), EngineError> {
         if let Some(every) = every.filter(|every| !EVERY.contains(every)) {
             return Err(EngineError::Invalid {
@@ -61,7 +66,7 @@ impl Engine {
             own_default_store(&self.last_store(&file), self.home())?;
         }
         let dir = self.dir(name);
-        let schedule = every.map(|every| AutosaveSchedule::every(every.as_secs()));
+        let schedule = every.map(|every| AutosaveSchedule::every(every.as_secs()).keeping(keep));
         dir.change(|machine| machine.autosave = schedule)
             .visible()?;
         if !dir.is_running()? {

@@ -1,7 +1,5 @@
 //! Saving machines, and the log of what was saved.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,7 +15,7 @@ use crate::channel::control::{CheckpointDone, CheckpointRequest, Control, Contro
 use crate::machine::DEFAULT_HISTORY;
 use crate::name::MachineName;
 use crate::point::{
-    Generation, History, MAX_GENERATIONS, PointError, read_point, record_file_name,
+    Generation, History, MAX_GENERATIONS, PointError, by_lineage, read_point, record_file_name,
 };
 use crate::progress::Progress;
 
@@ -233,41 +231,6 @@ pub(super) fn store_lines(path: PathBuf) -> Result<Vec<(LineageEntry, bool)>, En
     Ok(lines)
 }
 
-/// Oldest first, but no point before its parent: a clock may have been set back between them.
-pub(super) fn by_lineage(lines: Vec<(LineageEntry, bool)>) -> Vec<(LineageEntry, bool)> {
-    let ids: HashSet<CheckpointId> = lines.iter().map(|(line, _)| line.id).collect();
-    let mut ready = BinaryHeap::new();
-    let mut children: HashMap<CheckpointId, Vec<usize>> = HashMap::new();
-    // Several points may be taken within one second: the whole time counts.
-    let rank = |at: usize| Reverse((lines[at].0.taken, lines[at].0.id, at));
-    for (at, (line, _)) in lines.iter().enumerate() {
-        match line.parent.filter(|parent| ids.contains(parent)) {
-            Some(parent) => children.entry(parent).or_default().push(at),
-            None => ready.push(rank(at)),
-        }
-    }
-    let mut order = Vec::with_capacity(lines.len());
-    while let Some(Reverse((_, id, at))) = ready.pop() {
-        order.push(at);
-        ready.extend(
-            children
-                .remove(&id)
-                .unwrap_or_default()
-                .into_iter()
-                .map(rank),
-        );
-    }
-    // An id is a hash over the parent's, so no point is its own ancestor; a line that says so is damaged, not lost.
-    let mut rest: Vec<usize> = children.into_values().flatten().collect();
-    rest.sort_unstable();
-    order.extend(rest);
-    let mut lines: Vec<_> = lines.into_iter().map(Some).collect();
-    order
-        .into_iter()
-        .filter_map(|at| lines[at].take())
-        .collect()
-}
-
 pub(super) fn log_entry(entry: &LineageEntry, generation: Option<usize>, gone: bool) -> LogEntry {
     LogEntry {
         generation,
@@ -296,50 +259,5 @@ pub(super) fn saved(done: CheckpointDone) -> Checkpoint {
         shared_bytes: done.shared_bytes,
         tracked: done.tracked,
         warnings: done.warnings,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use snapshot_format::WallTime;
-
-    use super::*;
-
-    fn line(number: u8, parent: Option<u8>, seconds: u64) -> (LineageEntry, bool) {
-        let id = |number| CheckpointId([number; 32]);
-        let entry = LineageEntry {
-            id: id(number),
-            parent: parent.map(id),
-            taken: WallTime {
-                seconds,
-                ..WallTime::default()
-            },
-            machine: String::new(),
-            message: String::new(),
-            data_bytes: 0,
-            autosave: false,
-        };
-        (entry, false)
-    }
-
-    fn order(lines: Vec<(LineageEntry, bool)>) -> Vec<u8> {
-        let lines = by_lineage(lines);
-        lines.iter().map(|(line, _)| line.id.0[0]).collect()
-    }
-
-    #[test]
-    fn the_log_is_by_lineage_then_by_time() {
-        // Of two families the times decide, in each the parents.
-        let lines = vec![
-            line(3, Some(2), 10),
-            line(2, Some(1), 50),
-            line(1, Some(9), 100),
-            line(5, None, 70),
-            line(4, Some(2), 5),
-        ];
-        assert_eq!(order(lines), [5, 1, 2, 4, 3]);
-        // No line is lost, not even in a circle.
-        let circle = vec![line(1, Some(2), 1), line(2, Some(1), 2), line(3, None, 9)];
-        assert_eq!(order(circle), [3, 1, 2]);
     }
 }

@@ -1,18 +1,17 @@
 //! Making machines from points.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use cas_store::{PackSet, PointId, Store};
 use durable_files::{OsBackend, Staging};
-use snapshot_format::{Arch, CheckpointId, GuestOs, IdPrefix, Point, PointRecord};
+use snapshot_format::{Arch, GuestOs, Point, PointRecord};
 use vmm_core::machine::X86MachineRecord;
 use vmm_core::x86::check_profile;
 
 use super::archive::UnpackedArchive;
 use super::create::beyond_limit;
+use super::stored::{find_in_directory, find_in_store};
 use crate::api::{Engine, EngineError, MachineInfo};
 use crate::backend;
 use crate::machine::{
@@ -20,7 +19,6 @@ use crate::machine::{
     MachineOrigin, MachineSpec, RecordedState, with_hostname,
 };
 use crate::name::MachineName;
-use crate::point::{CheckpointDir, History, PointError, read_point};
 use crate::progress::Silent;
 use crate::restore::{BootCache, FoundPoint, check_sound, fill_from_point};
 use crate::save::record;
@@ -143,11 +141,8 @@ impl Engine {
         source: &PointSource,
         at: Option<&str>,
     ) -> Result<FoundPoint, EngineError> {
-        let (history, packs) = match source {
-            PointSource::Directory(path) => {
-                let dir = CheckpointDir::new(path);
-                (dir.history()?, PackSet::open([dir.packs()]))
-            }
+        let mut found = match source {
+            PointSource::Directory(path) => find_in_directory(path)?,
             PointSource::Archive(path) => {
                 let what = format!("{} is an exported file", path.display());
                 let hint = format!(
@@ -162,11 +157,10 @@ impl Engine {
             PointSource::Id(id) => find_in_store(&self.home().store(), id)?,
             PointSource::Machine(name) => return self.point_of_machine(name, at),
         };
-        let history = match at {
-            Some(at) => history.at(at)?,
-            None => history,
-        };
-        Ok(FoundPoint { history, packs })
+        if let Some(at) = at {
+            found.history = found.history.at(at)?;
+        }
+        Ok(found)
     }
 
     /// Whether a backend of this host can run the point.
@@ -193,45 +187,6 @@ impl Engine {
             .map_err(|error| unrestorable(error.to_string()))?;
         Ok(())
     }
-}
-
-/// The point of a store with this id, or whose id begins so, and its parents as far as they are there.
-pub(super) fn find_in_store(store: &Path, asked: &str) -> Result<(History, PackSet), EngineError> {
-    let not_there = |candidates: Vec<String>| PointError::NotInStore {
-        asked: asked.to_owned(),
-        candidates,
-    };
-    let missing = || not_there(Vec::new());
-    let prefix = IdPrefix::parse(asked).map_err(|_| missing())?;
-    let store = Store::open_existing(store)?;
-    let ids: Vec<CheckpointId> = store
-        .points()?
-        .into_iter()
-        .map(|point| CheckpointId(point.id.0))
-        .filter(|id| prefix.matches(id))
-        .collect();
-    let &[id] = ids.as_slice() else {
-        return Err(not_there(ids.iter().map(CheckpointId::short).collect()).into());
-    };
-    let record = store.record_path(&PointId(id.0));
-    match read_point(&record, Some(id)) {
-        Ok(own) => {
-            let records = record.parent().unwrap_or(Path::new("/"));
-            let history = History::follow(own, &record, records, DEFAULT_HISTORY);
-            return Ok((history, PackSet::open([store.packs_dir()])));
-        }
-        Err(PointError::Io(error)) if error.source.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error.into()),
-    }
-    // Its directory holds it, if that is still there.
-    let directory = store
-        .points()?
-        .into_iter()
-        .find(|point| point.id.0 == id.0)
-        .and_then(|point| point.directory);
-    let directory = directory.ok_or_else(missing)?;
-    let dir = CheckpointDir::new(directory.path);
-    Ok((dir.history()?, PackSet::open([dir.packs()])))
 }
 
 /// What a point fixes may be repeated only if equal.

@@ -214,6 +214,50 @@ pub enum EngineError {
         /// Why not.
         reason: String,
     },
+    /// A point that was to be deleted is being read.
+    #[error("cannot delete {what}: it is in use, by a restore for instance")]
+    PointInUse {
+        /// Which.
+        what: String,
+    },
+    /// A point of which nothing but its line is left.
+    #[error("point {id} of {} is gone already", store.display())]
+    PointGone {
+        /// Its short id.
+        id: String,
+        /// The store.
+        store: PathBuf,
+    },
+    /// Nothing was saved there yet.
+    #[error("there is no store {}", path.display())]
+    NoStore {
+        /// Its place.
+        path: PathBuf,
+    },
+    /// No point of a store, or several.
+    #[error("{}", match candidates.len() {
+        0 => format!("{asked} names no point of {}", store.display()),
+        _ => format!("{asked} names several points: {}", candidates.join(", ")),
+    })]
+    NotStored {
+        /// What was asked for.
+        asked: String,
+        /// Short ids of the points that it may mean.
+        candidates: Vec<String>,
+        /// The store.
+        store: PathBuf,
+    },
+    /// A store in which a point cannot be read.
+    #[error("no data of {} is removed: point {point} cannot be read", store.display())]
+    NotPruned {
+        /// The store.
+        store: PathBuf,
+        /// The point's full id.
+        point: String,
+        /// What is wrong with it.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A value that is not allowed.
     #[error("{what}")]
     Invalid {
@@ -350,11 +394,16 @@ impl EngineError {
             | Self::Kernel(KernelError::NotFound { .. } | KernelError::NoDefault { .. }) => {
                 ErrorCode::NotFound
             }
-            Self::NoSuchPoint { .. } | Self::NoGeneration { .. } => ErrorCode::NotFound,
+            Self::NoSuchPoint { .. }
+            | Self::NoGeneration { .. }
+            | Self::PointGone { .. }
+            | Self::NoStore { .. }
+            | Self::NotStored { .. } => ErrorCode::NotFound,
             Self::PointFiles {
                 source: FileSystemError::NotFound | FileSystemError::NotADirectory,
                 ..
             } => ErrorCode::NotFound,
+            Self::PointInUse { .. } => ErrorCode::State,
             Self::NoPoint { .. } | Self::DiskNotKept { .. } => ErrorCode::State,
             Self::OtherMachine { .. } => ErrorCode::Invalid,
             Self::MachineExists { .. } | Self::NameTaken { .. } => ErrorCode::Exists,
@@ -434,7 +483,14 @@ impl EngineError {
             Self::NoPoint { name } => Some(format!(
                 "save it while it runs with: smolvm machine checkpoint --name {name}"
             )),
-            Self::NoSuchPoint { store, .. } | Self::NoGeneration { store, .. } => Some(format!(
+            Self::NoStore { path } => Some(format!(
+                "a save makes it: smolvm machine checkpoint --store {}",
+                path.display()
+            )),
+            Self::NoSuchPoint { store, .. }
+            | Self::NoGeneration { store, .. }
+            | Self::PointGone { store, .. }
+            | Self::NotStored { store, .. } => Some(format!(
                 "list the points with: smolvm machine checkpoint-log --store {}",
                 store.display()
             )),
@@ -443,6 +499,12 @@ impl EngineError {
             )),
             Self::DiskNotKept { name } | Self::NotKept { name, .. } => Some(format!(
                 "give that state up with: smolvm machine undo --name {name} --discard"
+            )),
+            Self::PointInUse { .. } => Some("try again when that has ended".to_owned()),
+            Self::NotPruned { store, point, .. } => Some(format!(
+                "repair it as told by `smolvm machine checkpoint-verify --store {store}`, or delete it with: \
+                 smolvm machine checkpoint-delete {point} --store {store} -f",
+                store = store.display()
             )),
             Self::Invalid { hint, .. } => hint.clone(),
             Self::MachineDir(MachineDirError::Damaged { path, .. }) => {

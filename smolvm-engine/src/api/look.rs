@@ -9,6 +9,7 @@ use std::sync::Arc;
 use agent_protocol::message::CopyReport;
 use agent_protocol::tree::{Destination, Ownership, RootName, TreeReceiver};
 use cas_store::PackSet;
+use durable_files::LockGuard;
 use guest_image::file_system::{FileSystemError, Kind};
 use snapshot_format::verify::ROOT_DISK;
 use snapshot_format::{MapReader, MapRoot, Point};
@@ -23,7 +24,6 @@ use crate::inside::{
 use crate::machine::NodesIn;
 use crate::point::PointError;
 use crate::progress::{Phase, Progress};
-use crate::restore::FoundPoint;
 
 /// A point, by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +78,8 @@ pub struct DiffSummary {
 struct Opened {
     point: Point,
     packs: Arc<PackSet>,
+    /// Nobody deletes it meanwhile.
+    _in_use: Vec<LockGuard>,
     /// What holds the packs of an exported file.
     _unpacked: Option<UnpackedArchive>,
 }
@@ -206,10 +208,12 @@ impl Engine {
             }
             source => (self.find_point(source, at)?, None),
         };
-        let FoundPoint { history, packs } = found;
+        let point = found.history.own().clone();
+        let (packs, in_use) = found.into_packs();
         Ok(Opened {
-            point: history.own().clone(),
+            point,
             packs: Arc::new(packs),
+            _in_use: in_use,
             _unpacked: unpacked,
         })
     }

@@ -10,6 +10,7 @@ mod control;
 mod copy;
 mod create;
 mod create_from;
+mod delete_point;
 mod deterministic;
 pub mod doctor;
 mod end;
@@ -22,9 +23,12 @@ mod phases;
 mod place;
 mod power;
 pub mod process;
+mod prune;
+mod stored;
 mod tree;
 mod undo;
 mod undo_target;
+mod usage;
 mod verify;
 
 use std::fs::File;
@@ -60,8 +64,10 @@ pub use self::info::{LeftState, MachineInfo, MachineState, Saving};
 pub use self::look::{DiffSummary, PointCopy, PointName};
 pub use self::pause::Paused;
 pub use self::power::{StartOptions, Started};
+pub use self::prune::{JudgedPoint, PruneOptions, Pruned};
 pub use self::tree::Family;
 pub use self::undo::{KeptState, UndoOptions, Undone};
+pub use self::usage::{DiskBytes, DiskUsage, UsageOf, Used, UsedByPoint};
 pub use self::verify::{
     Problem, RepairSource, Repaired, Verification, VerifiedPoint, VerifyLevel, VerifyOptions,
     VerifySource,

@@ -95,7 +95,7 @@ pub(super) fn check_output(
 }
 
 /// Why a path must not be used that lies in the home.
-fn in_home(path: &Path, home: &Home) -> Option<String> {
+pub(super) fn in_home(path: &Path, home: &Home) -> Option<String> {
     let root = canonical(home.root());
     path.starts_with(&root)
         .then(|| format!("{} is the home of machines", root.display()))

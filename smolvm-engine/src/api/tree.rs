@@ -5,14 +5,14 @@ use std::path::Path;
 
 use snapshot_format::{CheckpointId, LineageEntry, WallTime};
 
-use super::checkpoint::{by_lineage, log_entry, store_lines};
+use super::checkpoint::{log_entry, store_lines};
 use super::undo_target::pinned_ids;
 use crate::api::error::EngineError;
 use crate::api::{Engine, LogEntry, MachineInfo};
 use crate::error_chain::chain;
 use crate::machine::MachineDir;
 use crate::name::MachineName;
-use crate::point::{MAX_GENERATIONS, read_point, record_file_name};
+use crate::point::{MAX_GENERATIONS, by_lineage, read_point, record_file_name};
 
 /// All machines and points that are known, and from what each came.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use cas_store::PackSet;
 use snapshot_format::verify::ROOT_DISK;
 use snapshot_format::{CheckpointId, IdPrefix, Point};
 
-use super::create_from::find_in_store;
+use super::stored::find_in_store;
 use crate::api::error::EngineError;
 use crate::api::{DEFAULT_HISTORY, Engine};
 use crate::channel::control::{Control, ControlReply};
@@ -119,9 +119,9 @@ impl Engine {
         }
         for store in self.stores_of(file) {
             match find_in_store(&store, asked) {
-                Ok((history, packs)) => {
-                    let history = history.limit(DEFAULT_HISTORY);
-                    return Ok((FoundPoint { history, packs }, false));
+                Ok(mut found) => {
+                    found.history = found.history.limit(DEFAULT_HISTORY);
+                    return Ok((found, false));
                 }
                 Err(EngineError::Point(PointError::NotInStore { candidates, .. }))
                     if candidates.len() > 1 =>
@@ -168,10 +168,8 @@ fn head_of(name: &MachineName, file: &MachineFile) -> Result<CheckpointId, Engin
 fn pinned(dir: &MachineDir, id: CheckpointId) -> Result<FoundPoint, PointError> {
     let file = dir.records().join(record_file_name(&id));
     let point = read_point(&file, Some(id))?;
-    Ok(FoundPoint {
-        history: History::alone(point, &file),
-        packs: PackSet::open([dir.packs()]),
-    })
+    let history = History::alone(point, &file);
+    Ok(FoundPoint::new(history, PackSet::open([dir.packs()])))
 }
 
 /// `~N`, counted from the head, or the message of the head or one of its parents.
@@ -179,10 +177,8 @@ fn relative(dir: &MachineDir, head: CheckpointId, asked: &str) -> Result<FoundPo
     let file = dir.records().join(record_file_name(&head));
     let head = read_point(&file, Some(head))?;
     let history = History::follow(head, &file, &dir.records(), MAX_GENERATIONS).at(asked)?;
-    Ok(FoundPoint {
-        history: history.limit(0),
-        packs: PackSet::open([dir.packs()]),
-    })
+    let packs = PackSet::open([dir.packs()]);
+    Ok(FoundPoint::new(history.limit(0), packs))
 }
 
 /// The points whose records the machine has.

@@ -1,18 +1,17 @@
 //! Verifying points: that all they need is there and undamaged, and repairing them from elsewhere.
 
 use std::collections::HashSet;
-use std::error::Error;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use cas_store::{CheckLevel, ChunkId, DirectoryState, PackSet, RecordChunks, Severity, Store};
+use cas_store::{CheckLevel, ChunkId, DirectoryState, PackSet, Severity, Store};
 use snapshot_format::{CheckpointId, LineageEntry, Point};
 
 use super::checkpoint::{LogEntry, log_entry};
 use crate::api::Engine;
 use crate::api::error::EngineError;
 use crate::file_error::FileError;
-use crate::machine::needed_chunks;
+use crate::machine::{ChunksOf, needed_chunks};
 use crate::name::MachineName;
 use crate::point::{CheckpointDir, Generation, PointError, read_point};
 use crate::progress::{Phase, Progress};
@@ -346,21 +345,6 @@ impl Place {
             replaced_packs: report.replaced_packs,
             lost_chunks: report.lost_chunks.len(),
         })
-    }
-}
-
-/// Lists the chunks of records, whose maps lie in packs.
-struct ChunksOf<'a>(&'a PackSet);
-
-impl RecordChunks for ChunksOf<'_> {
-    fn chunks(
-        &self,
-        record: &[u8],
-        visit: &mut dyn FnMut(ChunkId),
-    ) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let point = Point::decode(record)?;
-        needed_chunks([&point], self.0)?.into_iter().for_each(visit);
-        Ok(())
     }
 }
 

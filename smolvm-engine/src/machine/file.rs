@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::spec::MachineSpec;
 use crate::name::MachineName;
+use crate::retention::Retention;
 
 /// The layout of `machine.json` that this version writes.
 pub(crate) const MACHINE_FILE_VERSION: u32 = 1;
@@ -116,6 +117,9 @@ pub(crate) struct BootedStart {
 pub struct AutosaveSchedule {
     /// Seconds between two looks whether anything changed.
     pub every_seconds: u64,
+    /// Which of the machine's autosaves stay; all where it is empty.
+    #[serde(default, skip_serializing_if = "Retention::is_empty")]
+    pub keep: Retention,
 }
 
 impl AutosaveSchedule {
@@ -123,7 +127,15 @@ impl AutosaveSchedule {
     pub fn every(seconds: u64) -> Self {
         Self {
             every_seconds: seconds,
+            keep: Retention::default(),
         }
+    }
+
+    /// Only those that this keeps stay.
+    #[must_use]
+    pub fn keeping(mut self, keep: Retention) -> Self {
+        self.keep = keep;
+        self
     }
 }
 

@@ -1,8 +1,9 @@
 //! The chunk maps of points: their nodes are chunks in packs.
 
+use std::error::Error;
 use std::path::Path;
 
-use cas_store::{ChunkId, PackSet, ReadError, StoreError};
+use cas_store::{ChunkId, PackSet, ReadError, RecordChunks, StoreError};
 use snapshot_format::map::{MapError, MapNode, SeenNodes};
 use snapshot_format::{ChunkRef, MapReader, NodeSource, Point};
 
@@ -44,6 +45,21 @@ pub(crate) fn needed_chunks<'p>(
         visit(&reader, point, &mut seen, &mut ids)?;
     }
     Ok(each_once(ids))
+}
+
+/// Lists the chunks of records, whose maps lie in packs.
+pub(crate) struct ChunksOf<'a>(pub(crate) &'a PackSet);
+
+impl RecordChunks for ChunksOf<'_> {
+    fn chunks(
+        &self,
+        record: &[u8],
+        visit: &mut dyn FnMut(ChunkId),
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let point = Point::decode(record)?;
+        needed_chunks([&point], self.0)?.into_iter().for_each(visit);
+        Ok(())
+    }
 }
 
 /// A point with the file of its record.

@@ -29,5 +29,7 @@ pub(crate) use file::{
 };
 pub(crate) use link::{link_machine, link_or_copy};
 pub(crate) use log_file::{BoundedLog, open_log};
-pub(crate) use maps::{MapReadError, NodesIn, PointFile, needed_chunks, node_of, pin_whole_points};
+pub(crate) use maps::{
+    ChunksOf, MapReadError, NodesIn, PointFile, needed_chunks, node_of, pin_whole_points,
+};
 pub use spec::{Backend, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, MachineSpec};

@@ -168,6 +168,15 @@ impl History {
         }
     }
 
+    /// A point and what was found of the earlier ones, newest first.
+    pub(crate) fn found(own: Point, file: &Path, earlier: Vec<Generation>) -> Self {
+        Self {
+            own,
+            file: file.to_owned(),
+            earlier,
+        }
+    }
+
     /// A point without its parents.
     pub(crate) fn alone(own: Point, file: &Path) -> Self {
         Self {

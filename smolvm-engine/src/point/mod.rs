@@ -5,6 +5,8 @@ mod checkpoint_dir;
 mod error;
 mod history;
 mod publish;
+mod store_log;
+mod upkeep;
 
 pub use archive::ArchiveError;
 pub(crate) use checkpoint_dir::{CheckpointDir, SUFFIX};
@@ -14,3 +16,5 @@ pub(crate) use history::{
     own_record, paused_file_name, read_point, record_file_name,
 };
 pub(crate) use publish::{Output, Publication, link_record, publish, sync_directory, write_synced};
+pub(crate) use store_log::{StoreLog, by_lineage};
+pub(crate) use upkeep::{Thoroughness, prune};

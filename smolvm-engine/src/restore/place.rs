@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use cas_store::{ChunkId, PackSet, StoreError};
+use durable_files::LockGuard;
 use snapshot_format::verify::ROOT_DISK;
 use snapshot_format::{ChunkLookup, ChunkRef, Level, NodeSource, Point, verify, verify_chunks};
 use thiserror::Error;
@@ -24,9 +25,30 @@ const MAX_NAMED_FINDINGS: usize = 5;
 pub(crate) struct FoundPoint {
     pub(crate) history: History,
     pub(crate) packs: PackSet,
+    /// Nobody deletes them as long as this lives.
+    in_use: Vec<LockGuard>,
 }
 
 impl FoundPoint {
+    /// Points that nobody else deletes, or that are found to be gone where they are read.
+    pub(crate) fn new(history: History, packs: PackSet) -> Self {
+        Self::in_use(history, packs, Vec::new())
+    }
+
+    /// Points that stay as long as these locks are held.
+    pub(crate) fn in_use(history: History, packs: PackSet, locks: Vec<LockGuard>) -> Self {
+        Self {
+            history,
+            packs,
+            in_use: locks,
+        }
+    }
+
+    /// Its packs, and what keeps everybody from deleting them.
+    pub(crate) fn into_packs(self) -> (PackSet, Vec<LockGuard>) {
+        (self.packs, self.in_use)
+    }
+
     /// Gives the packs of the point, and of those of the earlier ones that have all their chunks, names in `target`. Returns
     /// these points, its own first.
     pub(crate) fn pin_into(&self, target: &Path) -> Result<Vec<PointFile<'_>>, PointError> {

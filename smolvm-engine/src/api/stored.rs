@@ -1,0 +1,92 @@
+//! Points by id in a store, and points in checkpoint directories: found, and held while they are read.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+
+use cas_store::{PackSet, PointId, Store};
+use durable_files::{FileBackend, LockGuard, LockMode, OsBackend};
+use snapshot_format::Point;
+
+use super::error::EngineError;
+use crate::api::DEFAULT_HISTORY;
+use crate::error_chain::chain;
+use crate::point::{CheckpointDir, Generation, History, PointError, StoreLog, read_point};
+use crate::restore::FoundPoint;
+
+/// The point of a store with this id, or whose id begins so, and its parents as far as they are there.
+pub(super) fn find_in_store(path: &Path, asked: &str) -> Result<FoundPoint, EngineError> {
+    let store = Store::open_existing(path)?;
+    let log = StoreLog::read(&store)?;
+    let (id, entry) = log.resolve(asked)?;
+    if let Some(used) = store.use_point(&entry.id)? {
+        let own = read_point(&store.record_path(&entry.id), Some(id))?;
+        return follow(&log, &store, own, Box::new(used));
+    }
+    // Its directory holds it, if that is still there.
+    match &entry.directory {
+        Some(directory) => Ok(find_in_directory(&directory.path)?),
+        None => Err(PointError::NotInStore {
+            asked: asked.to_owned(),
+            candidates: Vec::new(),
+        }
+        .into()),
+    }
+}
+
+/// A point and those of its parents that the store still keeps. Where one was removed, the log says what lies behind it.
+fn follow(
+    log: &StoreLog,
+    store: &Store,
+    own: Point,
+    used: LockGuard,
+) -> Result<FoundPoint, EngineError> {
+    let mut seen = HashSet::from([own.id()]);
+    let mut next = own.record().parent;
+    let (mut earlier, mut locks) = (Vec::new(), vec![used]);
+    while let Some(id) = next.filter(|id| earlier.len() < DEFAULT_HISTORY && seen.insert(*id)) {
+        next = log.line(&id).and_then(|line| line.parent);
+        let Some(used) = store.use_point(&PointId(id.0))? else {
+            continue;
+        };
+        let file = store.record_path(&PointId(id.0));
+        earlier.push(match read_point(&file, Some(id)) {
+            Ok(point) => {
+                next = point.record().parent;
+                let point = Box::new(point);
+                Generation::Sound { point, file }
+            }
+            Err(error) => {
+                let reason = chain(&error);
+                tracing::warn!(%id, error = %reason, "an earlier point is damaged");
+                Generation::Broken { id, reason }
+            }
+        });
+        locks.push(Box::new(used));
+    }
+    let file = store.record_path(&PointId(own.id().0));
+    let history = History::found(own, &file, earlier);
+    let packs = PackSet::open([store.packs_dir()]);
+    Ok(FoundPoint::in_use(history, packs, locks))
+}
+
+/// The point of a checkpoint directory and its parents. Nobody deletes it while it is read.
+pub(super) fn find_in_directory(path: &Path) -> Result<FoundPoint, PointError> {
+    let dir = CheckpointDir::new(path);
+    let record = dir.record();
+    let lock = match OsBackend.lock_present(&record, LockMode::Shared, true) {
+        Ok(lock) => lock,
+        // Why there is none is told where it is read.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            tracing::warn!(path = %record.display(), %error, "a checkpoint cannot be held while it is read");
+            None
+        }
+    };
+    let (history, packs) = (dir.history()?, PackSet::open([dir.packs()]));
+    Ok(FoundPoint::in_use(
+        history,
+        packs,
+        lock.into_iter().collect(),
+    ))
+}
