@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_newest_of_each_span_stays() {
-        assert_eq!(crate::format_utc(MONDAY), "2026-09-28T00:00:00Z");
+        assert_eq!(crate::time::format_utc(MONDAY), "2026-09-28T00:00:00Z");
         let hours = |hours: &[u64]| -> Vec<u64> {
             hours
                 .iter()
@@ -203,17 +203,17 @@ mod tests {
         }
         let spans: [(Option<NonZeroU32>, fn(u64) -> String); 3] = [
             (retention.hourly, |unix| {
-                crate::format_utc(unix)[..13].to_owned()
+                crate::time::format_utc(unix)[..13].to_owned()
             }),
             (retention.daily, |unix| {
-                crate::format_utc(unix)[..10].to_owned()
+                crate::time::format_utc(unix)[..10].to_owned()
             }),
             (retention.weekly, |unix| {
                 // The date of its Monday.
                 let monday = (0..7)
                     .find(|back| (unix / DAY_SECONDS - back) % 7 == 4)
                     .unwrap();
-                crate::format_utc(unix - monday * DAY_SECONDS)[..10].to_owned()
+                crate::time::format_utc(unix - monday * DAY_SECONDS)[..10].to_owned()
             }),
         ];
         for (count, span) in spans {

@@ -46,6 +46,7 @@ const LEAVES: &[&str] = &[
     "name",
     "phase",
     "progress",
+    "retention",
     "time",
 ];
 

@@ -21,11 +21,11 @@ fn errors_are_one_object_on_stderr() {
         ("--json machine status --name agent", 1, "not_found"),
         ("machine exec --json --name agent -- true", 125, "not_found"),
         ("machine status --json", 1, "invalid"),
-        ("machine checkpoint-prune", 2, "not_available"),
+        ("machine port", 2, "not_available"),
         ("--json machine fly", 2, "usage"),
         ("--json machine delete --all", 0, ""),
     ] {
-        let line = if line.contains("prune") {
+        let line = if line.contains("port") {
             format!("--json {line}")
         } else {
             line.to_owned()
