@@ -440,11 +440,14 @@ impl Store {
     }
 }
 
+/// Takes a chunk as it is stored.
+type Append<'a> = &'a mut dyn FnMut(Entry, &[u8]) -> Result<(), StoreError>;
+
 /// Gives the live chunks to `append`; a pack with a damaged one is dropped from the candidates.
 fn copy_live(
     candidates: &mut Vec<Candidate>,
     live: &Liveness,
-    append: &mut dyn FnMut(Entry, &[u8]) -> Result<(), StoreError>,
+    append: Append<'_>,
     report: &mut RepackReport,
 ) -> Result<(), StoreError> {
     let (mut stored, mut raw) = (Vec::new(), vec![0; MAX_CHUNK_BYTES]);

@@ -201,7 +201,8 @@ mod tests {
         if let Some(count) = retention.last {
             stays.extend((0..taken.len()).rev().take(count.get() as usize));
         }
-        let spans: [(Option<NonZeroU32>, fn(u64) -> String); 3] = [
+        type SpanOf = fn(u64) -> String;
+        let spans: [(Option<NonZeroU32>, SpanOf); 3] = [
             (retention.hourly, |unix| {
                 crate::time::format_utc(unix)[..13].to_owned()
             }),

@@ -94,6 +94,21 @@ pub(crate) fn object(machine: &MachineInfo) -> Object {
     crate::output::object(object_of(machine))
 }
 
+/// A rule of which points stay: `last 12, daily 7`; `None` where all do.
+pub(super) fn kept(keep: &Retention) -> Option<String> {
+    let parts = [
+        ("last", keep.last),
+        ("hourly", keep.hourly),
+        ("daily", keep.daily),
+        ("weekly", keep.weekly),
+    ];
+    let parts = parts
+        .iter()
+        .filter_map(|(name, count)| Some(format!("{name} {}", (*count)?)));
+    let text = parts.collect::<Vec<_>>().join(", ");
+    (!text.is_empty()).then_some(text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,19 +127,4 @@ mod tests {
         assert_eq!(short("c4c23a7c6d3a99999"), "c4c23a7c6d3a");
         assert_eq!(short("c4"), "c4");
     }
-}
-
-/// A rule of which points stay: `last 12, daily 7`; `None` where all do.
-pub(super) fn kept(keep: &Retention) -> Option<String> {
-    let parts = [
-        ("last", keep.last),
-        ("hourly", keep.hourly),
-        ("daily", keep.daily),
-        ("weekly", keep.weekly),
-    ];
-    let parts = parts
-        .iter()
-        .filter_map(|(name, count)| Some(format!("{name} {}", (*count)?)));
-    let text = parts.collect::<Vec<_>>().join(", ");
-    (!text.is_empty()).then_some(text)
 }

@@ -93,7 +93,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`EngineError::Unrestorable`] when this host cannot run the point, [`PointError`] when it cannot
+    /// [`EngineError::Unrestorable`] when this host cannot run the point, [`EngineError::Point`] when it cannot
     /// be read.
     pub fn create_from(&self, options: CreateFromOptions) -> Result<MachineInfo, EngineError> {
         self.home().ensure()?;

@@ -97,7 +97,8 @@ impl Engine {
         let home = self.home();
         let mut files = Files::default();
         let mut items = Vec::new();
-        let named: [(&str, fn(String) -> UsageOf); 3] = [
+        type Kind = fn(String) -> UsageOf;
+        let named: [(&str, Kind); 3] = [
             ("images", UsageOf::Image),
             ("kernels", UsageOf::Kernel),
             ("machines", UsageOf::Machine),
