@@ -85,7 +85,12 @@ fn an_undo_that_is_killed_at_any_phase_is_done_or_not() {
 fn cut_undo(bed: &Bed, phase: Phase, victim: Victim) {
     let context = format!("{phase:?}, {victim:?}");
     set(bed, 2);
-    kill_at(bed, phase, victim, "m", &["machine", "undo", "--name", "m"]);
+    let done = kill_at(bed, phase, victim, "m", &["machine", "undo", "--name", "m"]);
+    if done && victim != Victim::Command {
+        // A new process has taken the place of the one that was killed.
+        assert_eq!(found(bed), "1 1", "{context}");
+        return;
+    }
     if victim == Victim::Command {
         let expected = expected(phase, victim);
         // What was decided goes on without the command.

@@ -78,9 +78,9 @@ inside 'echo 4 > /root/disk; setsid sh -c "while :; do :; done" > /dev/null 2>&1
 count=$(points)
 until_so more_than $((count + 2))
 m autosave --off > /dev/null
-thinned_out() { [ "$(left | grep -c autosave)" -le 2 ]; }
+thinned_out() { [ "$(left | grep -c 'autosave$')" -le 2 ]; }
 until_so thinned_out
-left | grep -v -q autosave || fail "the checkpoint is gone: $(left)"
+left | grep -v -q 'autosave$' || fail "the checkpoint is gone: $(left)"
 "$smolvm" machine checkpoint-verify --store ./store > out || fail "$(cat out)"
 m undo --discard > /dev/null
 [ "$(inside 'cat /root/disk')" = 4 ] || fail "the head is another"
