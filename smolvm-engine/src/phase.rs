@@ -34,6 +34,8 @@ pub enum Operation {
     Undo,
     /// `branch`.
     Branch,
+    /// A machine that was made from a point runs, while its memory comes.
+    Fill,
     /// The first `start` of a machine that was made from an image.
     Booted,
     /// `pause`, beside the first ones of a checkpoint.
@@ -183,6 +185,8 @@ phases! {
     GuestRuns = "guest-runs", Restore, Vmm;
     /// `machine.json` says that the machine runs.
     RunRecorded = "run-recorded", Restore, Supervisor;
+    /// Threads begin to bring the memory that the guest did not ask for yet.
+    FillBegun = "fill-begun", Fill, Vmm;
     /// The agent answers; clock and random pool are those of the point.
     AgentAnswers = "agent-answers", Restore, Supervisor;
     /// The guest has its own identity; `machine.json` does not say so.

@@ -253,7 +253,7 @@ pub fn memory_comes_while_the_guest_runs(hypervisor: &dyn Hypervisor) {
         .fill_in_background(&used, 2, || ())
         .expect("threads");
     wait_for_a_round(&mut machine);
-    fill.wait();
+    while !fill.wait(Duration::from_secs(1)) {}
     assert!(machine.ram().is_complete());
     let paused = machine.pause().expect("it stands");
     let set = paused.tracker().take().expect("the set is read");

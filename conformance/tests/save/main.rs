@@ -13,6 +13,7 @@ mod branch_ready;
 mod disk;
 mod each_write;
 mod ended;
+mod filling;
 mod full_disk;
 mod history;
 mod independent;

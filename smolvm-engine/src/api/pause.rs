@@ -15,7 +15,7 @@ use crate::api::error::EngineError;
 use crate::channel::control::{Control, ControlReply};
 use crate::error_chain::chain;
 use crate::file_error::FileError;
-use crate::machine::{MachineDir, MachineFile, RecordedState, needed_chunks};
+use crate::machine::{Change, MachineDir, MachineFile, RecordedState, needed_chunks};
 use crate::name::MachineName;
 use crate::point::{PointError, own_record, read_point};
 use crate::progress::Progress;
@@ -133,7 +133,12 @@ impl Engine {
             machine.state = RecordedState::Stopped;
             machine.restore = None;
         });
+        let durable = matches!(change, Change::Done(_));
         let file = change.visible()?;
+        if !durable {
+            // A power failure may bring the pause back.
+            return Ok(());
+        }
         if let Err(error) = supervisor::tidy(dir, &file) {
             tracing::warn!(error = %chain(&error), "what was saved takes its room until the next start");
         }

@@ -12,7 +12,7 @@ use crate::channel::child::spawn_supervisor;
 use crate::channel::control::{Control, LiveStatus, StartReport, Trouble};
 use crate::channel::{self, ChannelError};
 use crate::file_error::FileError;
-use crate::machine::{MachineDir, RecordedState};
+use crate::machine::{Change, MachineDir, RecordedState};
 use crate::name::MachineName;
 use crate::restore::{BootedCache, take_back};
 use crate::supervisor::{self, VmmHost};
@@ -216,8 +216,12 @@ impl Engine {
             file.has_identity = false;
             file.booted = None;
         });
+        let durable = matches!(change, Change::Done(_));
         change.visible()?;
-        take_back(dir, &machine, booted);
+        if durable {
+            // A power failure may bring the disk at the point back into use otherwise.
+            take_back(dir, &machine, booted);
+        }
         BootedCache::new(self.home()).remove(&booted.entry);
         Ok(true)
     }

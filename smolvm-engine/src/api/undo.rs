@@ -286,8 +286,9 @@ impl Engine {
         }
     }
 
-    /// Makes the machine, which does not run, one that goes on at the point, unless its supervisor did that since it
-    /// had gone back so often.
+    /// Makes the machine, which does not run, one that goes on at the point when it starts. Nothing is to be done where its
+    /// supervisor did that, since it had gone back `undos` times, and nothing ran from there: a machine that did run at the
+    /// point before its processes were killed has lost its memory again, and goes back once more.
     fn put_back(
         &self,
         dir: &MachineDir,
@@ -299,7 +300,8 @@ impl Engine {
             HeldPoint::of_undo(dir).pin()?;
         }
         let file = self.read(name)?;
-        if file.undos > undos {
+        let is_there = file.restore.as_ref() == Some(&target.point().id().to_string());
+        if file.undos > undos && is_there {
             return Ok(());
         }
         let former = file.disk.clone();

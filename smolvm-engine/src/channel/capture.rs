@@ -74,6 +74,8 @@ pub(crate) struct UnitState {
 /// What the VMM says about a capture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum CaptureEvent {
+    /// Memory of the point that the machine began at is still coming; said again and again.
+    Waiting,
     /// The disk's sealed layers are one now, whose file is durable.
     Merged,
     /// About so many bytes of memory are to come.

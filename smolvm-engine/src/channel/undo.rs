@@ -41,6 +41,8 @@ pub(crate) enum GoBackRequest {
 /// From the VMM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum GoBackEvent {
+    /// Memory of the point that the machine began at is still coming; said again and again.
+    Waiting,
     /// The machine stands, what differs is known and mostly read. Nothing was changed.
     Ready,
     /// The machine runs at the target.

@@ -192,13 +192,13 @@ impl WayBack<'_> {
         };
         while !shared.wait(LOOK, over) {}
         Phase::UndoSetUp.reached();
-        if shared.is_ready() {
-            return StartReport::Ready {
-                backend: shared.backend.clone(),
-                pending: shared.pending(),
-            };
-        }
         if !shared.has_ended() {
+            if shared.is_ready() {
+                return StartReport::Ready {
+                    backend: shared.backend.clone(),
+                    pending: shared.pending(),
+                };
+            }
             let reset = || Trouble::Silent("it was reset while it was set up".to_owned());
             return StartReport::NotReady(shared.trouble().unwrap_or_else(reset));
         }
@@ -338,17 +338,23 @@ fn open(path: &Path, options: &OpenOptions) -> Result<File, FileError> {
 
 /// What the VMM says next.
 fn hear(shared: &Shared, socket: &UnixStream) -> Result<GoBackEvent, InPlaceError> {
-    let since = Instant::now();
-    while !channel::is_readable(socket, VMM_LOOK)? {
+    let mut since = Instant::now();
+    loop {
+        if channel::is_readable(socket, VMM_LOOK)? {
+            match channel::receive(socket)?.message {
+                GoBackEvent::Waiting => since = Instant::now(),
+                GoBackEvent::Failed { message, .. } => return Err(InPlaceError::Vmm(message)),
+                event => return Ok(event),
+            }
+        }
+        if shared.is_quitting() {
+            return Err(InPlaceError::Gone);
+        }
         if since.elapsed() > STOPPED_PATIENCE && shared.is_vmm_stopped() {
             return Err(InPlaceError::Stopped);
         }
         if since.elapsed() > VMM_PATIENCE {
             return Err(InPlaceError::Vmm("it does not answer".to_owned()));
         }
-    }
-    match channel::receive(socket)?.message {
-        GoBackEvent::Failed { message, .. } => Err(InPlaceError::Vmm(message)),
-        event => Ok(event),
     }
 }

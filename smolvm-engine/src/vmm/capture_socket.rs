@@ -63,6 +63,17 @@ impl CaptureSocket {
         channel::send(&self.socket, &event, descriptors)
     }
 
+    /// Tells the supervisor that the capture has yet to begin.
+    ///
+    /// # Errors
+    /// It gave the capture up, or is gone.
+    pub(super) fn still_waiting(&self) -> Result<(), ChannelError> {
+        if self.is_given_up() {
+            return Err(ChannelError::Closed);
+        }
+        self.send(CaptureEvent::Waiting)
+    }
+
     /// Whether the supervisor gave the capture up, or is gone. Takes nothing of what it said before.
     pub(super) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Acquire)

@@ -11,6 +11,7 @@ use vmm_core::Gpa;
 use vmm_core::ram::{BackgroundFill, ChunkIndex, FillSource, GuestRam, MemoryLost};
 
 use crate::machine::{ChunkSource, MapReadError, OnDamage, is_damage, node_of};
+use crate::phase::Phase;
 
 /// Why memory could not be filled.
 #[derive(Debug, Error)]
@@ -105,6 +106,7 @@ fn give_way() {
     if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::debug!(%error, "memory is filled at the guest's own priority");
     }
+    Phase::FillBegun.reached();
 }
 
 /// Calls `work` with all chunks of the point's memory that are not zero, some at a time.

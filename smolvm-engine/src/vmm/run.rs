@@ -189,12 +189,6 @@ impl Vmm {
             let Ok(input) = self.inbox.recv() else {
                 return Ok(Outcome::Ended(EndReason::Asked));
             };
-            if let Input::Request(request, _) = &input
-                && !matches!(request, ToVmm::ConsoleInput(_) | ToVmm::Quit)
-            {
-                // Afterwards the packs that memory still comes from may go.
-                self.parts.wait_for_memory();
-            }
             match input {
                 Input::Event => {
                     if let Some(event) = guest.machine.next_event(Duration::ZERO) {
@@ -250,14 +244,24 @@ impl Vmm {
             merged: files.merged,
             ended: &guest.ended,
         };
-        let result = if self.booted && request.point && !request.full {
+        let ready = if self.booted && request.point && !request.full {
             // The supervisor hears of a reset later than this process.
-            Err(Failed {
-                error: CaptureError::Reset,
-                switched: false,
-            })
+            Err(CaptureError::Reset)
         } else {
-            capture(&mut guest.machine, setup, &socket)
+            // Afterwards the packs that memory still comes from may go.
+            self.parts.wait_for_memory(|| {
+                if guest.ended.load(Ordering::SeqCst) {
+                    return Err(CaptureError::GuestEnded);
+                }
+                Ok(socket.still_waiting()?)
+            })
+        };
+        let result = match ready {
+            Ok(()) => capture(&mut guest.machine, setup, &socket),
+            Err(error) => Err(Failed {
+                error,
+                switched: false,
+            }),
         };
         match result {
             Ok(captured) => {

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cow_disk::{Base, LayerError, LayerId, LayeredDisk, OverlayError};
 use snapshot_format::{Point, PointRecord};
@@ -36,6 +37,8 @@ use crate::phase::Phase;
 
 /// Largest kernel or initramfs in bytes.
 const MAX_BOOT_FILE_BYTES: u64 = 1 << 30;
+/// How often whoever waits for a point's memory is asked whether that is still wanted.
+const MEMORY_LOOK: Duration = Duration::from_millis(100);
 
 /// Why a machine could not be started.
 #[derive(Debug, Error)]
@@ -269,11 +272,23 @@ impl Parts {
         filling.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until memory does not depend on the point's packs any more, or a chunk turned out to be lost.
-    pub(super) fn wait_for_memory(&self) {
-        if let Some(filling) = self.filling().take() {
-            filling.wait();
+    /// Waits until memory does not depend on the point's packs any more, or a chunk turned out to be lost, and asks `wanted`
+    /// again and again meanwhile.
+    ///
+    /// # Errors
+    /// What `wanted` says against waiting on.
+    pub(super) fn wait_for_memory<E>(
+        &self,
+        mut wanted: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut filling = self.filling();
+        while let Some(threads) = &*filling {
+            wanted()?;
+            if threads.wait(MEMORY_LOOK) {
+                *filling = None;
+            }
         }
+        Ok(())
     }
 
     fn cpu(&self) -> Result<&X86Capabilities, StartError> {

@@ -201,6 +201,8 @@ fn run(
     if !parts.tracked() {
         return Err(UndoError::Untracked);
     }
+    // Afterwards the packs that memory still comes from may go.
+    parts.wait_for_memory(|| still_wanted(&files.socket))?;
     let target = Target::new(machine.ram(), &files.target, &files.source)?;
     let mut different = match &files.base {
         Some(base) => target.differing_from(base)?,
@@ -243,6 +245,15 @@ fn run(
         tracing::debug!(%error, "nobody waits for the machine to be back");
     }
     Ok(())
+}
+
+/// Tells the supervisor that this goes on, unless it gave the undo up.
+fn still_wanted(socket: &UnixStream) -> Result<(), ChannelError> {
+    if channel::is_readable(socket, Duration::ZERO)? {
+        // It says nothing before it hears that the machine is ready: this is its end.
+        return Err(ChannelError::Closed);
+    }
+    channel::send(socket, &GoBackEvent::Waiting, &[])
 }
 
 /// Memory is what it was: so become the disk and every unit.

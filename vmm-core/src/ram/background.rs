@@ -1,7 +1,10 @@
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::presence::Asked;
 use super::{ChunkIndex, GuestRam};
@@ -11,6 +14,8 @@ use super::{ChunkIndex, GuestRam};
 #[derive(Debug)]
 pub struct BackgroundFill {
     stop: Arc<AtomicBool>,
+    /// Closed once the last thread has ended.
+    working: Receiver<Infallible>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -30,14 +35,18 @@ impl GuestRam {
         let mut order: Vec<ChunkIndex> = first.to_vec();
         order.extend((0..chunks).map(ChunkIndex));
         let (order, next) = (Arc::new(order), Arc::new(AtomicUsize::new(0)));
+        let (alive, working) = channel::<Infallible>();
         let mut fill = BackgroundFill {
             stop: Arc::default(),
+            working,
             threads: Vec::new(),
         };
         for _ in 0..threads {
             let (ram, stop) = (self.clone(), fill.stop.clone());
             let (order, next) = (order.clone(), next.clone());
+            let alive = alive.clone();
             let body = move || {
+                let _alive = alive;
                 prepare();
                 while !stop.load(Ordering::Acquire)
                     && let Some(chunk) = order.get(next.fetch_add(1, Ordering::AcqRel))
@@ -53,9 +62,12 @@ impl GuestRam {
 }
 
 impl BackgroundFill {
-    /// Waits until the threads have been through all chunks, or met one that is lost.
-    pub fn wait(mut self) {
-        self.join();
+    /// Waits for at most `patience` until the threads have been through all chunks, or met one that is lost; whether they have.
+    pub fn wait(&self, patience: Duration) -> bool {
+        matches!(
+            self.working.recv_timeout(patience),
+            Err(RecvTimeoutError::Disconnected)
+        )
     }
 
     fn join(&mut self) {

@@ -513,9 +513,8 @@ mod tests {
         assert_eq!(lost.source().unwrap().to_string(), "damaged");
         assert!(ram.lost().is_some() && ram.make_present(Gpa(CHUNK_BYTES + 5)).is_err());
         // A background thread ends there, too.
-        ram.fill_in_background(&[ChunkIndex(1)], 1, || ())
-            .unwrap()
-            .wait();
+        let threads = ram.fill_in_background(&[ChunkIndex(1)], 1, || ()).unwrap();
+        assert!(threads.wait(Duration::MAX));
         // Whoever discards it does not need it.
         ram.discard(Gpa(CHUNK_BYTES), CHUNK_BYTES).unwrap();
         assert_eq!(byte(&ram, 1).unwrap(), 0);

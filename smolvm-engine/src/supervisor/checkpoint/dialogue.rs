@@ -54,6 +54,7 @@ impl Run<'_> {
                 () => Ok(()),
             };
             match self.next_while(&wanted)? {
+                CaptureEvent::Waiting => {}
                 CaptureEvent::Merged => self.take_merged(machine)?,
                 CaptureEvent::ToCome { bytes } => total = Some(bytes),
                 CaptureEvent::Chunks(chunks) => {
