@@ -1,6 +1,13 @@
 //! Benchmarks.
 //!
-//! `benches/` holds those of single layers (`cargo bench -p benches`); [`end_to_end`] measures whole
-//! machines and is run by `cargo xtask bench`.
+//! `benches/` holds those of single layers (`cargo bench -p benches`); the others measure whole machines and are run by
+//! `cargo xtask bench`: [`end_to_end`] what each operation costs, beside QEMU.
 
 pub mod end_to_end;
+mod error;
+mod host_cost;
+mod machine;
+mod median;
+pub mod peer;
+
+pub use error::BenchError;

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the end-to-end benchmark on this host, with the release binary.
+//! `cargo xtask bench`: benchmarks of whole machines on this host, with the release binary.
 
 use std::fs;
 use std::process::Command;
@@ -9,17 +9,38 @@ use crate::vmtest::kernel::Kernel;
 use crate::vmtest::{home, tsc};
 use crate::{cache, process};
 
-/// What is passed on to the benchmark.
+/// The benchmarks: programs of the crate `benches`. The first is meant where none is named.
+const BENCHES: [&str; 1] = ["end-to-end"];
+
+/// Which benchmark, and what is passed on to it.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Options of the benchmark, such as --rounds 3, --backend soft, --peer qemu, --json [default: none; --help
-    /// after -- lists them]
+    /// Which one [default: end-to-end], and its options, such as --rounds 3, --backend soft, --peer qemu, --json
+    /// [default: none; --help after -- lists them]
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
+impl Options {
+    /// The benchmark's name, and its options.
+    fn split(&self) -> Result<(&str, &[String])> {
+        match self.arguments.split_first() {
+            Some((name, options)) if !name.starts_with('-') => {
+                let known = BENCHES.into_iter().find(|known| known == name);
+                let known = known.ok_or_else(|| Error::NoBench {
+                    name: name.clone(),
+                    known: BENCHES.join(", "),
+                })?;
+                Ok((known, options))
+            }
+            _ => Ok((BENCHES[0], &self.arguments)),
+        }
+    }
+}
+
 /// Builds smolvm and the benchmark, prepares a home and measures.
 pub fn run(options: &Options) -> Result<()> {
+    let (name, arguments) = options.split()?;
     let workspace = Workspace::read()?;
     let smolvm = cargo::build_smolvm(&workspace)?;
     let folder = workspace.target_folder.join("bench");
@@ -30,12 +51,37 @@ pub fn run(options: &Options) -> Result<()> {
     home::prepare(&smolvm, &kernel, &cache_folder, &home)?;
     let mut command: Command = cargo::cargo();
     command.args(["run", "--release", "--quiet", "-p", "benches", "--bin"]);
-    command.args(["end_to_end", "--", "--smolvm"]).arg(&smolvm);
+    command.arg(name.replace('-', "_"));
+    command.args(["--", "--smolvm"]).arg(&smolvm);
     command.arg("--home").arg(&home);
     // For QEMU's guest; what comes later counts.
     command.arg("--tsc-khz").arg(tsc::measure_khz().to_string());
-    command
-        .args(&options.arguments)
-        .current_dir(&workspace.root);
+    command.args(arguments).current_dir(&workspace.root);
     process::run(&mut command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(words: &str) -> Options {
+        Options {
+            arguments: words.split_whitespace().map(str::to_owned).collect(),
+        }
+    }
+
+    #[test]
+    fn the_first_word_names_the_benchmark() {
+        for words in ["", "--rounds 3", "end-to-end --rounds 3"] {
+            let options = options(words);
+            let (name, rest) = options.split().unwrap();
+            assert_eq!(name, "end-to-end");
+            assert!(rest.len() == 2 || words.is_empty());
+        }
+        let error = options("nothing").split().unwrap_err().to_string();
+        assert!(
+            error.contains("nothing") && error.contains("end-to-end"),
+            "{error}"
+        );
+    }
 }

@@ -22,6 +22,14 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// There is no such benchmark.
+    #[error("there is no benchmark {name}, but {known}")]
+    NoBench {
+        /// What was asked for.
+        name: String,
+        /// Those that there are.
+        known: String,
+    },
     /// A program could not be started.
     #[error("cannot start {program}; {hint}")]
     Start {

@@ -5,7 +5,8 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use benches::end_to_end::{Options, PeerOptions, Report, run};
+use benches::end_to_end::{Options, Report, run};
+use benches::peer::PeerOptions;
 use clap::{Parser, ValueEnum};
 use smolvm_engine::process::ProcessModel;
 use smolvm_engine::{Backend, Engine, EngineOptions, Home, chain};

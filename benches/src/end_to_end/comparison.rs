@@ -105,8 +105,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::end_to_end::Unit;
     use crate::end_to_end::report::figures_of;
-    use crate::end_to_end::{Saved, Unit};
+    use crate::peer::Saved;
 
     fn round(boot_seconds: u64) -> PeerRound {
         let saved = Saved {

@@ -31,23 +31,22 @@
 //! ```
 
 mod comparison;
-mod host_cost;
-mod peer;
+mod peer_round;
 mod report;
 mod round;
 mod workload;
 
 use std::time::Duration;
 
-use smolvm_engine::agent_protocol::client::ClientError;
-use smolvm_engine::{Backend, Engine, EngineError};
+use smolvm_engine::{Backend, Engine};
 
 pub use comparison::{Comparison, PeerRatio};
-pub use peer::{PeerError, PeerOptions, PeerRound, Saved};
+pub use peer_round::PeerRound;
 pub use report::{Figure, Ratio, Report, Unit, format_value};
 pub use round::Round;
 
-use peer::Peer;
+use crate::BenchError;
+use crate::peer::{Peer, PeerOptions};
 
 /// What to measure.
 #[derive(Debug, Clone, Copy)]
@@ -91,48 +90,6 @@ impl Default for Options {
     }
 }
 
-/// Why nothing was measured.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BenchError {
-    /// A machine could not be used.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The connection to a command broke.
-    #[error("the connection to a command broke")]
-    Command(#[from] ClientError),
-    /// A command in the guest failed.
-    #[error("`{command}` in the guest ended with {code}: {output}")]
-    Failed {
-        /// The command.
-        command: String,
-        /// How it ended.
-        code: u8,
-        /// What it printed.
-        output: String,
-    },
-    /// No booted point was made of a machine that has booted.
-    #[error("no booted point was made; the log of the machine may tell why")]
-    NoBootedPoint,
-    /// A restored machine lacks what the saved one had in memory.
-    #[error("the restored machine does not hold what was saved: {found:?} instead of {expected:?}")]
-    Lost {
-        /// What it should hold.
-        expected: String,
-        /// What it holds.
-        found: String,
-    },
-    /// The machine's processes could not be looked into.
-    #[error("the cost of the machine's processes cannot be read")]
-    HostCost(#[source] std::io::Error),
-    /// No place for checkpoints.
-    #[error("no folder for checkpoints")]
-    Folder(#[source] std::io::Error),
-    /// The peer could not be measured.
-    #[error(transparent)]
-    Peer(#[from] PeerError),
-}
-
 /// Measures; `told` is called before each round with its number, from 1.
 ///
 /// # Errors
@@ -144,7 +101,7 @@ pub fn run(
     told: &dyn Fn(usize),
 ) -> Result<Measured, BenchError> {
     let peer = match options.peer {
-        Some(peer) => Some(Peer::prepare(engine, options, peer)?),
+        Some(peer) => Some(Peer::prepare(engine, options.memory_bytes, peer)?),
         None => None,
     };
     let mut measured = Measured {
@@ -155,16 +112,11 @@ pub fn run(
         told(number);
         let round = Round::measure(engine, options, number)?;
         if let Some(peer) = &peer {
-            measured.peer_rounds.push(peer.measure(&round.backend)?);
+            measured
+                .peer_rounds
+                .push(PeerRound::measure(peer, options, &round.backend)?);
         }
         measured.rounds.push(round);
     }
     Ok(measured)
-}
-
-/// The median; of an even number, the upper of the middle two.
-fn median<E>(times: impl Iterator<Item = Result<Duration, E>>) -> Result<Duration, E> {
-    let mut times = times.collect::<Result<Vec<_>, E>>()?;
-    times.sort_unstable();
-    Ok(times.get(times.len() / 2).copied().unwrap_or_default())
 }

@@ -4,11 +4,14 @@ use std::time::{Duration, Instant};
 use smolvm_engine::progress::Silent;
 use smolvm_engine::{
     Checkpoint, CheckpointOptions, CreateFromOptions, CreateOptions, Engine, EngineError,
-    ExecOptions, MachineName, MachineSpec, PointSource, StartOptions,
+    ExecOptions, MachineSpec, PointSource, StartOptions,
 };
 
-use super::host_cost::Processes;
-use super::{BenchError, Options, median, workload};
+use super::{Options, workload};
+use crate::BenchError;
+use crate::host_cost::Processes;
+use crate::machine::{Machine, beside, timed};
+use crate::median::median;
 
 /// How long a booted point may take to be made behind the start that it is made of.
 const BOOTED_PATIENCE: Duration = Duration::from_secs(120);
@@ -56,8 +59,8 @@ impl Round {
             .prefix("bench-")
             .tempdir_in(beside(engine.home().root()))
             .map_err(BenchError::Folder)?;
-        let source = Temporary::named(engine, "source", number)?;
-        let copy = Temporary::named(engine, "copy", number)?;
+        let source = Machine::named(engine, "source", number)?;
+        let copy = Machine::named(engine, "copy", number)?;
         let spec = MachineSpec {
             // On every backend, and in the peer's machine too.
             cpus: Some(1),
@@ -72,16 +75,17 @@ impl Round {
             ..CreateOptions::default()
         })?;
         let (started, boot) = timed(|| engine.start(&source.name, StartOptions::default()))?;
-        let exec = source.exec_latency(options.execs)?;
+        let exec = exec_latency(&source, options.execs)?;
         let begin = Instant::now();
         source.sh(workload::WORK)?;
         let work = begin.elapsed();
-        let first = source.checkpoint(folder.path(), "first")?;
+        let first = checkpoint(&source, folder.path(), "first")?;
         let digest = source.sh(&workload::dirty(options.dirty_mib))?;
-        let second = source.checkpoint(folder.path(), "second")?;
+        let second = checkpoint(&source, folder.path(), "second")?;
         let processes = Processes::of(source.name.as_str()).map_err(BenchError::HostCost)?;
-        let (idle_share, host_memory_bytes) =
-            processes.cost(options).map_err(BenchError::HostCost)?;
+        let (idle_share, host_memory_bytes) = processes
+            .cost(options.idle_time, options.memory_bytes)
+            .map_err(BenchError::HostCost)?;
 
         let mut from = CreateFromOptions::new(PointSource::Directory(checkpoint_path(
             folder.path(),
@@ -119,7 +123,7 @@ fn booted_start(
     let points = engine.home().cache().join("booted");
     let mut took = Duration::ZERO;
     for part in ["first", "next"] {
-        let machine = Temporary::named(&engine, part, number)?;
+        let machine = Machine::named(&engine, part, number)?;
         engine.create(CreateOptions {
             name: Some(machine.name.clone()),
             spec: spec.clone(),
@@ -143,77 +147,28 @@ fn has_point(points: &Path) -> bool {
     entries.any(|entry| !entry.file_name().to_string_lossy().starts_with('.'))
 }
 
-fn timed<T>(work: impl FnOnce() -> Result<T, EngineError>) -> Result<(T, Duration), BenchError> {
-    let begin = Instant::now();
-    let value = work()?;
-    Ok((value, begin.elapsed()))
-}
-
 fn checkpoint_path(folder: &Path, name: &str) -> std::path::PathBuf {
     folder.join(format!("{name}.checkpoint"))
 }
 
-/// A machine that is deleted when dropped, if it was made.
-struct Temporary<'a> {
-    engine: &'a Engine,
-    name: MachineName,
-}
-
-impl<'a> Temporary<'a> {
-    fn named(engine: &'a Engine, part: &str, number: usize) -> Result<Self, BenchError> {
-        let text = format!("bench-{}-{part}-{number}", std::process::id());
-        let name = text.parse().map_err(EngineError::from)?;
-        Ok(Self { engine, name })
-    }
-
-    /// Runs a shell command and returns what it printed.
-    fn sh(&self, command: &str) -> Result<String, BenchError> {
+fn exec_latency(machine: &Machine<'_>, count: usize) -> Result<Duration, BenchError> {
+    median((0..count.max(1)).map(|_| {
+        let begin = Instant::now();
         let options = ExecOptions {
-            argv: vec!["sh".into(), "-c".into(), command.into()],
+            argv: vec!["/bin/true".into()],
             ..ExecOptions::default()
         };
-        let session = self.engine.exec(&self.name, options)?;
-        let (mut out, mut err) = (Vec::new(), Vec::new());
-        let outcome = session.run(None::<&[u8]>, &mut out, &mut err)?;
-        if outcome.exit_code() == 0 {
-            return Ok(String::from_utf8_lossy(&out).trim().to_owned());
-        }
-        Err(BenchError::Failed {
-            command: command.to_owned(),
-            code: outcome.exit_code(),
-            output: String::from_utf8_lossy(&err).trim().to_owned(),
-        })
-    }
-
-    fn exec_latency(&self, count: usize) -> Result<Duration, BenchError> {
-        median((0..count.max(1)).map(|_| {
-            let begin = Instant::now();
-            let options = ExecOptions {
-                argv: vec!["/bin/true".into()],
-                ..ExecOptions::default()
-            };
-            let session = self.engine.exec(&self.name, options)?;
-            session.run(None::<&[u8]>, &mut std::io::sink(), &mut std::io::sink())?;
-            Ok::<_, BenchError>(begin.elapsed())
-        }))
-    }
-
-    fn checkpoint(&self, folder: &Path, name: &str) -> Result<Checkpoint, BenchError> {
-        let mut options = CheckpointOptions::default();
-        options.store = Some(folder.join("history"));
-        options.output = Some(checkpoint_path(folder, name));
-        Ok(self.engine.checkpoint(&self.name, &options, &Silent)?)
-    }
+        let session = machine.engine.exec(&machine.name, options)?;
+        session.run(None::<&[u8]>, &mut std::io::sink(), &mut std::io::sink())?;
+        Ok::<_, BenchError>(begin.elapsed())
+    }))
 }
 
-impl Drop for Temporary<'_> {
-    fn drop(&mut self) {
-        // It may not have been made; what is left otherwise shows in `smolvm machine ls`.
-        let _ = self.engine.delete(&self.name, true);
-    }
-}
-
-/// Where stores and checkpoints of a bench go: on the home's file system, but not in it.
-fn beside(home: &Path) -> &Path {
-    home.parent().unwrap_or(home)
+fn checkpoint(machine: &Machine<'_>, folder: &Path, name: &str) -> Result<Checkpoint, BenchError> {
+    let mut options = CheckpointOptions::default();
+    options.store = Some(folder.join("history"));
+    options.output = Some(checkpoint_path(folder, name));
+    Ok(machine
+        .engine
+        .checkpoint(&machine.name, &options, &Silent)?)
 }

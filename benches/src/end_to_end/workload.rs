@@ -1,6 +1,6 @@
 //! What guests do, the same in every machine.
 
-use super::BenchError;
+use crate::BenchError;
 
 /// More code than stays decoded on the software CPU, and a hot loop.
 pub(super) const WORK: &str = "python3 -c '

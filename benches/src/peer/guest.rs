@@ -121,7 +121,7 @@ pub(super) fn create_disk(folder: &Path, size_bytes: u64) -> Result<(), PeerErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::end_to_end::peer::process::QEMU;
+    use crate::peer::process::QEMU;
 
     #[test]
     fn the_shell_archive_has_what_the_kernel_runs() {

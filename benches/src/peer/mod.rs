@@ -24,9 +24,7 @@ mod shell;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use smolvm_engine::{DEFAULT_DISK_BYTES, Engine, EngineError};
 use tempfile::TempDir;
@@ -34,10 +32,9 @@ use tempfile::TempDir;
 pub use error::PeerError;
 pub use monitor::Saved;
 
-use super::host_cost::Processes;
-use super::{BenchError, Options, median, workload};
-use monitor::Monitor;
-use process::Process;
+use crate::BenchError;
+pub(crate) use monitor::Monitor;
+pub(crate) use process::Process;
 
 const MACHINE: &str = "microvm";
 /// The vendor, family and model that smolvm shows, and the features of its profile v2.
@@ -52,45 +49,56 @@ pub struct PeerOptions {
     pub tsc_khz: u64,
 }
 
-/// What was measured with one machine of QEMU's.
-#[derive(Debug, Clone)]
-pub struct PeerRound {
-    /// QEMU's version.
-    pub version: String,
-    /// What ran the vCPU: `tcg` or `kvm`.
-    pub accelerator: &'static str,
-    /// A new process until a command works in it.
-    pub boot: Duration,
-    /// One command that does nothing, median of several.
-    pub exec: Duration,
-    /// The same work as smolvm's.
-    pub work: Duration,
-    /// First save.
-    pub first: Saved,
-    /// Second save, after the same change.
-    pub second: Saved,
-    /// The part of one processor that it uses while the guest has nothing to do.
-    pub idle_share: f64,
-    /// What it takes of the host's memory besides the guest's, after all that was done in it.
-    pub host_memory_bytes: u64,
-    /// A new process that goes on at the second save, until a command works in it.
-    pub go_back: Duration,
-}
-
-/// What all rounds need.
-pub(super) struct Peer {
+/// What all of its machines need.
+pub(crate) struct Peer {
     folder: TempDir,
     command_line: String,
-    options: Options,
+    memory_bytes: u64,
     tsc_khz: u64,
+}
+
+/// A machine of QEMU's: its disk, and the folder of its processes. Both go with this value.
+pub(crate) struct PeerMachine<'a> {
+    peer: &'a Peer,
+    folder: TempDir,
+    /// What runs the vCPU: `tcg` or `kvm`.
+    pub(crate) accelerator: &'static str,
+}
+
+impl PeerMachine<'_> {
+    /// Starts a process that runs the machine: from a save, or with a boot. Two of them cannot have the disk at one time.
+    pub(crate) fn start(&self, save: Option<&str>) -> Result<Process, PeerError> {
+        let mut arguments = self.peer.arguments(self.accelerator);
+        if let Some(save) = save {
+            arguments.extend(["-loadvm".to_owned(), save.to_owned()]);
+        }
+        Process::start(self.folder.path(), &arguments)
+    }
+
+    /// Saves the machine into its disk file.
+    pub(crate) fn save(&self, monitor: &mut Monitor, tag: &str) -> Result<Saved, PeerError> {
+        let allocated = || -> Result<u64, PeerError> {
+            let metadata = fs::metadata(self.folder.path().join(guest::DISK));
+            let metadata = metadata.map_err(PeerError::host("look at its disk"))?;
+            Ok(metadata.blocks() * STAT_BLOCK_BYTES)
+        };
+        let before = allocated()?;
+        let (paused, saved_in) = monitor.save(tag)?;
+        let after = allocated()?;
+        Ok(Saved {
+            paused,
+            saved_in,
+            written_bytes: after.saturating_sub(before),
+        })
+    }
 }
 
 impl Peer {
     /// Looks whether QEMU can be measured here, and prepares its guest.
-    pub(super) fn prepare(
+    pub(crate) fn prepare(
         engine: &Engine,
-        options: &Options,
-        peer: PeerOptions,
+        memory_bytes: u64,
+        options: PeerOptions,
     ) -> Result<Self, BenchError> {
         require(process::QEMU, "--version", "qemu-system-x86")?;
         require(guest::BUSYBOX, "true", "busybox-static")?;
@@ -103,74 +111,28 @@ impl Peer {
         Ok(Self {
             command_line: guest::prepare(engine, folder.path())?,
             folder,
-            options: *options,
-            tsc_khz: peer.tsc_khz,
+            memory_bytes,
+            tsc_khz: options.tsc_khz,
         })
     }
 
-    /// Makes a machine that runs as smolvm's did with this backend, measures it and removes it.
-    pub(super) fn measure(&self, backend: &str) -> Result<PeerRound, BenchError> {
+    /// Makes a machine that runs as smolvm's did with this backend.
+    pub(crate) fn machine(&self, backend: &str) -> Result<PeerMachine<'_>, BenchError> {
         let accelerator = accelerator(backend)?;
-        // Made first, so that it goes last.
         let folder = TempDir::new_in(self.folder.path()).map_err(BenchError::Folder)?;
         guest::create_disk(folder.path(), DEFAULT_DISK_BYTES)?;
-        let begin = Instant::now();
-        let mut process = self.start(folder.path(), accelerator, None)?;
-        let mut shell = process.starting_shell()?;
-        shell.run("true")?;
-        let boot = begin.elapsed();
-        let exec =
-            median((0..self.options.execs.max(1)).map(|_| timed(|| shell.run("/bin/true"))))?;
-        let work = timed(|| shell.sh(workload::WORK))?;
-        let mut monitor = process.monitor()?;
-        let first = save(&mut monitor, folder.path(), "first")?;
-        let digest = shell.sh(&workload::dirty(self.options.dirty_mib))?;
-        let second = save(&mut monitor, folder.path(), "second")?;
-        let processes = Processes::single(process.id());
-        let (idle_share, host_memory_bytes) = processes
-            .cost(&self.options)
-            .map_err(BenchError::HostCost)?;
-        // Two processes cannot have the disk.
-        drop(process);
-
-        let begin = Instant::now();
-        let mut process = self.start(folder.path(), accelerator, Some("second"))?;
-        let mut shell = process.waiting_shell()?;
-        shell.run("true")?;
-        let go_back = begin.elapsed();
-        workload::check(digest, shell.sh(workload::DIGEST)?)?;
-        Ok(PeerRound {
-            version: monitor.version().to_owned(),
+        Ok(PeerMachine {
+            peer: self,
+            folder,
             accelerator,
-            boot,
-            exec,
-            work,
-            first,
-            second,
-            idle_share,
-            host_memory_bytes,
-            go_back,
         })
-    }
-
-    fn start(
-        &self,
-        folder: &Path,
-        accelerator: &str,
-        point: Option<&str>,
-    ) -> Result<Process, PeerError> {
-        let mut arguments = self.arguments(accelerator);
-        if let Some(point) = point {
-            arguments.extend(["-loadvm".to_owned(), point.to_owned()]);
-        }
-        Process::start(folder, &arguments)
     }
 
     /// Paths are relative to a machine's folder, so nothing in them has to be escaped.
     fn arguments(&self, accelerator: &str) -> Vec<String> {
         let clock = format!("tsc_early_khz={} tsc=reliable", self.tsc_khz);
         let command_line = format!("{} {clock}", self.command_line);
-        let memory = format!("{}M", self.options.memory_bytes >> 20);
+        let memory = format!("{}M", self.memory_bytes >> 20);
         let disk = format!("if=none,id=root,format=qcow2,file={}", guest::DISK);
         let socket = |path| format!("path={path},server=on,wait=off");
         let shell = format!("socket,id=shell,{}", socket(process::SHELL_SOCKET));
@@ -233,28 +195,6 @@ fn require(program: &'static str, argument: &str, package: &'static str) -> Resu
         true => Ok(()),
         false => Err(missing(std::io::Error::other(status.to_string()))),
     }
-}
-
-fn timed(work: impl FnOnce() -> Result<String, PeerError>) -> Result<Duration, PeerError> {
-    let begin = Instant::now();
-    work()?;
-    Ok(begin.elapsed())
-}
-
-fn save(monitor: &mut Monitor, folder: &Path, tag: &str) -> Result<Saved, PeerError> {
-    let allocated = || -> Result<u64, PeerError> {
-        let metadata = fs::metadata(folder.join(guest::DISK));
-        let metadata = metadata.map_err(PeerError::host("look at its disk"))?;
-        Ok(metadata.blocks() * STAT_BLOCK_BYTES)
-    };
-    let before = allocated()?;
-    let (paused, saved_in) = monitor.save(tag)?;
-    let after = allocated()?;
-    Ok(Saved {
-        paused,
-        saved_in,
-        written_bytes: after.saturating_sub(before),
-    })
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ const READY: &[u8] = b"bench-ready\n";
 const MAX_OUTPUT_BYTES: usize = 1 << 20;
 
 /// A shell that reads from a stream and writes to it, one command at a time.
-pub(super) struct Shell<S = UnixStream> {
+pub(crate) struct Shell<S = UnixStream> {
     stream: S,
     received: Vec<u8>,
     commands: u32,
@@ -19,7 +19,7 @@ pub(super) struct Shell<S = UnixStream> {
 
 impl<S: Read + Write> Shell<S> {
     /// A shell that says when it is there.
-    pub(super) fn starting(stream: S) -> Result<Self, PeerError> {
+    pub(crate) fn starting(stream: S) -> Result<Self, PeerError> {
         let mut shell = Self::waiting(stream);
         shell.receive_until(|bytes| {
             let at = bytes.windows(READY.len()).position(|w| w == READY)?;
@@ -29,7 +29,7 @@ impl<S: Read + Write> Shell<S> {
     }
 
     /// A shell that waits for commands already.
-    pub(super) fn waiting(stream: S) -> Self {
+    pub(crate) fn waiting(stream: S) -> Self {
         Self {
             stream,
             received: Vec::new(),
@@ -38,12 +38,12 @@ impl<S: Read + Write> Shell<S> {
     }
 
     /// Runs a script in a shell of its own and returns what it printed.
-    pub(super) fn sh(&mut self, script: &str) -> Result<String, PeerError> {
+    pub(crate) fn sh(&mut self, script: &str) -> Result<String, PeerError> {
         self.run(&format!("sh -c {}", quoted(script)))
     }
 
     /// Runs one program and returns what it printed.
-    pub(super) fn run(&mut self, command: &str) -> Result<String, PeerError> {
+    pub(crate) fn run(&mut self, command: &str) -> Result<String, PeerError> {
         self.commands += 1;
         let mark = format!("bench-end-{}", self.commands);
         let line = format!("{command} < /dev/null; printf '\\n{mark} %s\\n' $?\n");

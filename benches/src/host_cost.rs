@@ -6,13 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::Options;
-
 /// Ticks a second of the times in `/proc/PID/stat`: `USER_HZ` of every Linux since 2.6.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// The processes of a running machine.
-pub(super) struct Processes {
+pub(crate) struct Processes {
     /// Folders in `/proc`. The one that has the guest's memory comes last.
     folders: Vec<PathBuf>,
 }
@@ -23,7 +21,7 @@ impl Processes {
     /// # Errors
     ///
     /// When there are none, or they cannot be looked into: this needs Linux, and the same user.
-    pub(super) fn of(machine: &str) -> io::Result<Self> {
+    pub(crate) fn of(machine: &str) -> io::Result<Self> {
         let supervisor = find(|process| {
             let command = fs::read(process.join("cmdline")).unwrap_or_default();
             let words: Vec<&[u8]> = command.split(|byte| *byte == 0).collect();
@@ -40,7 +38,7 @@ impl Processes {
     }
 
     /// The one process that a machine consists of.
-    pub(super) fn single(id: u32) -> Self {
+    pub(crate) fn single(id: u32) -> Self {
         Self {
             folders: vec![Path::new("/proc").join(id.to_string())],
         }
@@ -52,9 +50,9 @@ impl Processes {
     /// # Errors
     ///
     /// When they are gone.
-    pub(super) fn cost(&self, options: &Options) -> io::Result<(f64, u64)> {
-        let share = self.processor_share(options.idle_time)?;
-        Ok((share, self.memory_beyond_guest(options.memory_bytes)?))
+    pub(crate) fn cost(&self, idle_time: Duration, guest_bytes: u64) -> io::Result<(f64, u64)> {
+        let share = self.processor_share(idle_time)?;
+        Ok((share, self.memory_beyond_guest(guest_bytes)?))
     }
 
     /// Bytes that they take besides guest memory of this size, each page shared with other processes by

@@ -26,7 +26,7 @@ pub struct Saved {
 }
 
 /// A connection that takes commands.
-pub(super) struct Monitor {
+pub(crate) struct Monitor {
     stream: BufReader<UnixStream>,
     version: String,
 }
@@ -52,7 +52,7 @@ struct Timestamp {
 
 impl Monitor {
     /// Takes the greeting and gets ready for commands.
-    pub(super) fn open(stream: UnixStream) -> Result<Self, PeerError> {
+    pub(crate) fn open(stream: UnixStream) -> Result<Self, PeerError> {
         let mut monitor = Self {
             stream: BufReader::new(stream),
             version: String::new(),
@@ -67,18 +67,18 @@ impl Monitor {
     }
 
     /// QEMU's version.
-    pub(super) fn version(&self) -> &str {
+    pub(crate) fn version(&self) -> &str {
         &self.version
     }
 
     /// Runs a command and returns its value.
-    pub(super) fn command(&mut self, name: &str, arguments: &Value) -> Result<Value, PeerError> {
+    pub(crate) fn command(&mut self, name: &str, arguments: &Value) -> Result<Value, PeerError> {
         self.command_with_events(name, arguments)
             .map(|(value, _)| value)
     }
 
     /// Runs a job of block devices to its end.
-    pub(super) fn create_block_device(&mut self, options: &Value) -> Result<(), PeerError> {
+    pub(crate) fn create_block_device(&mut self, options: &Value) -> Result<(), PeerError> {
         let id = "bench";
         let command = "blockdev-create";
         self.command(command, &json!({"job-id": id, "options": options}))?;
@@ -103,7 +103,7 @@ impl Monitor {
 
     /// Saves the whole machine under a name. Returns how long the guest stood still, and how long all
     /// of it took; then the guest runs on.
-    pub(super) fn save(&mut self, tag: &str) -> Result<(Duration, Duration), PeerError> {
+    pub(crate) fn save(&mut self, tag: &str) -> Result<(Duration, Duration), PeerError> {
         let command = format!("savevm {tag}");
         let begin = Instant::now();
         let (answer, events) =

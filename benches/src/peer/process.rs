@@ -28,14 +28,14 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(1);
 const SHOWN_BYTES: usize = 2000;
 
 /// A process in a folder of its own; killed when this value goes.
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     folder: PathBuf,
 }
 
 impl Process {
     /// Starts QEMU in a folder, where its files, sockets and messages lie.
-    pub(super) fn start(folder: &Path, arguments: &[String]) -> Result<Self, PeerError> {
+    pub(crate) fn start(folder: &Path, arguments: &[String]) -> Result<Self, PeerError> {
         for socket in [MONITOR_SOCKET, SHELL_SOCKET] {
             match fs::remove_file(folder.join(socket)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -66,24 +66,24 @@ impl Process {
     }
 
     /// Its number.
-    pub(super) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Connects to its monitor.
-    pub(super) fn monitor(&mut self) -> Result<Monitor, PeerError> {
+    pub(crate) fn monitor(&mut self) -> Result<Monitor, PeerError> {
         let stream = self.connect(MONITOR_SOCKET)?;
         Monitor::open(stream).map_err(|error| self.explained(error))
     }
 
     /// Connects to the shell of its guest, which says when it is there.
-    pub(super) fn starting_shell(&mut self) -> Result<Shell, PeerError> {
+    pub(crate) fn starting_shell(&mut self) -> Result<Shell, PeerError> {
         let stream = self.connect(SHELL_SOCKET)?;
         Shell::starting(stream).map_err(|error| self.explained(error))
     }
 
     /// Connects to the shell of its guest, which waits for commands.
-    pub(super) fn waiting_shell(&mut self) -> Result<Shell, PeerError> {
+    pub(crate) fn waiting_shell(&mut self) -> Result<Shell, PeerError> {
         Ok(Shell::waiting(self.connect(SHELL_SOCKET)?))
     }
 
