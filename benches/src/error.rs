@@ -23,6 +23,14 @@ pub enum BenchError {
         /// What it printed.
         output: String,
     },
+    /// Something is not what it should be.
+    #[error("{what} was expected, not {output:?}")]
+    Output {
+        /// What should be.
+        what: &'static str,
+        /// What is.
+        output: String,
+    },
     /// No booted point was made of a machine that has booted.
     #[error("no booted point was made; the log of the machine may tell why")]
     NoBootedPoint,

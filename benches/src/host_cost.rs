@@ -44,6 +44,12 @@ impl Processes {
         }
     }
 
+    /// Their numbers.
+    pub(crate) fn ids(&self) -> Vec<u32> {
+        let names = self.folders.iter().map(|folder| file_name(folder));
+        names.filter_map(|name| name.parse().ok()).collect()
+    }
+
     /// The part of one processor that they use while the guest has nothing to do, and then the bytes
     /// that they take besides the guest's memory.
     ///

@@ -1,8 +1,9 @@
 //! Benchmarks.
 //!
 //! `benches/` holds those of single layers (`cargo bench -p benches`); the others measure whole machines and are run by
-//! `cargo xtask bench`: [`end_to_end`] what each operation costs, beside QEMU.
+//! `cargo xtask bench`, beside QEMU: [`end_to_end`] what each operation costs, [`capture`] many saves and ways back.
 
+pub mod capture;
 pub mod end_to_end;
 mod error;
 mod host_cost;

@@ -10,7 +10,7 @@ use crate::vmtest::{home, tsc};
 use crate::{cache, process};
 
 /// The benchmarks: programs of the crate `benches`. The first is meant where none is named.
-const BENCHES: [&str; 1] = ["end-to-end"];
+const BENCHES: [&str; 2] = ["end-to-end", "capture"];
 
 /// Which benchmark, and what is passed on to it.
 #[derive(Debug, clap::Args)]
@@ -31,7 +31,11 @@ impl Options {
                     name: name.clone(),
                     known: BENCHES.join(", "),
                 })?;
-                Ok((known, options))
+                // As typed for the one without a name.
+                Ok((
+                    known,
+                    options.strip_prefix(&["--".to_owned()]).unwrap_or(options),
+                ))
             }
             _ => Ok((BENCHES[0], &self.arguments)),
         }
@@ -72,7 +76,12 @@ mod tests {
 
     #[test]
     fn the_first_word_names_the_benchmark() {
-        for words in ["", "--rounds 3", "end-to-end --rounds 3"] {
+        for words in [
+            "",
+            "--rounds 3",
+            "end-to-end --rounds 3",
+            "end-to-end -- --rounds 3",
+        ] {
             let options = options(words);
             let (name, rest) = options.split().unwrap();
             assert_eq!(name, "end-to-end");

@@ -35,6 +35,7 @@ pub use monitor::Saved;
 use crate::BenchError;
 pub(crate) use monitor::Monitor;
 pub(crate) use process::Process;
+pub(crate) use shell::Shell;
 
 const MACHINE: &str = "microvm";
 /// The vendor, family and model that smolvm shows, and the features of its profile v2.

@@ -13,6 +13,10 @@ use super::error::PeerError;
 const MAX_MESSAGE_BYTES: u64 = 1 << 20;
 /// Pause between two looks at a job.
 const JOB_INTERVAL: Duration = Duration::from_millis(5);
+/// Bytes a second that nothing reaches.
+const UNLIMITED: u64 = 1 << 36;
+/// What memory and devices are written to, in the folder of the process.
+const MIGRATION: &str = "migration";
 
 /// What a save of the whole machine took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +119,52 @@ impl Monitor {
                 command,
                 answer: answer.to_string(),
             }),
+        }
+    }
+
+    /// Runs a command for people that says nothing when all is well.
+    pub(crate) fn human(&mut self, command: &str) -> Result<(), PeerError> {
+        let answer = self.command("human-monitor-command", &json!({"command-line": command}))?;
+        match answer.as_str() {
+            Some("") => Ok(()),
+            _ => Err(PeerError::Monitor {
+                command: command.to_owned(),
+                answer: answer.to_string(),
+            }),
+        }
+    }
+
+    /// Writes memory and devices to a file while the guest runs, as for a move to another host, and lets the guest go on.
+    /// Returns how long that took, and how long the guest stood still.
+    pub(crate) fn migrate_to_file(&mut self) -> Result<(Duration, Duration), PeerError> {
+        self.command(
+            "migrate-set-parameters",
+            &json!({"max-bandwidth": UNLIMITED}),
+        )?;
+        let begin = Instant::now();
+        self.command(
+            "migrate",
+            &json!({"uri": format!("exec:cat > {MIGRATION}")}),
+        )?;
+        loop {
+            let state = self.command("query-migrate", &json!({}))?;
+            match state["status"].as_str() {
+                Some("completed") => {
+                    let took = begin.elapsed();
+                    let stood = state["downtime"].as_u64().unwrap_or_default();
+                    self.command("cont", &json!({}))?;
+                    return Ok((took, Duration::from_millis(stood)));
+                }
+                Some("setup" | "active" | "device" | "wait-unplug") => {
+                    std::thread::sleep(JOB_INTERVAL);
+                }
+                _ => {
+                    return Err(PeerError::Monitor {
+                        command: "migrate".to_owned(),
+                        answer: state.to_string(),
+                    });
+                }
+            }
         }
     }
 
