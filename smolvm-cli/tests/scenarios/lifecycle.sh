@@ -27,6 +27,8 @@ is agent running
 m start --name agent | grep -q already || fail "a second start"
 m exec -- sh -c 'echo kept > /root/file; echo gone > /run/file'
 [ "$(SMOLVM_MACHINE_NAME=agent m exec -- hostname)" = agent ] || fail "host name"
+# A sleep of a millisecond takes one: the kernel may program its timer for any moment.
+[ "$(m exec -- grep -c 'hres_active *: 1' /proc/timer_list)" -ge 1 ] || fail "no high-resolution timers"
 refused rename --name agent other
 refused delete --name agent
 is agent running

@@ -32,7 +32,7 @@ pub(crate) const MAX_BOOTED_POINTS: usize = 4;
 /// Most packs that an entry may have: as many as are written for one.
 const MAX_PACKS: usize = 8;
 /// Changes when entries of former versions must not be used any more.
-const KEY_VERSION: &str = "smolvm booted point 1";
+const KEY_VERSION: &str = "smolvm booted point 2";
 
 /// All that a booted guest depends on: machines of one kind can go on at each other's booted point.
 pub(crate) struct BootedKind<'a> {

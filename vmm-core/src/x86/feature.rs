@@ -3,6 +3,9 @@
 use super::cpuid_table::CpuidTable;
 use super::profile::CpuProfile;
 
+/// In EAX of leaf 6: the timer of the local APIC runs whatever the vCPU does.
+pub(super) const ARAT: u32 = 1 << 2;
+
 /// Bits of CPUID leaf 1 ECX that are set or cleared by hand.
 pub(super) mod ecx1 {
     pub(in crate::x86) const X2APIC: u32 = 1 << 21;

@@ -210,6 +210,9 @@ fn fixed_table(profile: CpuProfile, host: &CpuidTable) -> CpuidTable {
             features.ecx1,
             features.edx1,
         ),
+        // The timer of the local APIC runs whatever the vCPU does (ARAT). A kernel that does not know has only the periodic one,
+        // and sleeps a whole tick at least.
+        leaf(6, feature::ARAT, 0, 0, 0),
         subleaf(7, 0, 0, features.ebx7, 0, 0),
         leaf(0x8000_0000, 0x8000_0008, vendor.ebx, vendor.ecx, vendor.edx),
         leaf(0x8000_0001, 0, 0, features.ecx_ext, features.edx_ext),
@@ -357,6 +360,16 @@ mod tests {
         };
         let ext = all(0x8000_0001, 0, false);
         CpuidTable::new(vec![vendor, all(1, 0, false), all(7, 0, true), ext, sizes])
+    }
+
+    #[test]
+    fn fixed_profiles_have_a_timer_that_never_stops() {
+        for profile in [CpuProfile::V2, CpuProfile::V3] {
+            let table = fixed_table(profile, &CpuidTable::default());
+            let leaf = table.get(6, 0).expect("leaf 6");
+            assert_eq!(leaf.eax, feature::ARAT, "{profile}");
+            assert!(table.get(0, 0).expect("leaf 0").eax >= 6, "{profile}");
+        }
     }
 
     #[test]
