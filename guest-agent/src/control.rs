@@ -116,8 +116,10 @@ fn carry_out(agent: &Arc<Agent>, request: Request) -> Result<(Reply, After), Con
         Request::Sync { timeout_ms } => {
             let deadline = Instant::now() + Duration::from_millis(timeout_ms.into());
             let number = agent.syncer.begin();
-            let processes = processes::list(deadline);
-            let activity = processes::activity(agent.counted(), deadline);
+            let processes::Survey {
+                processes,
+                activity,
+            } = processes::survey(agent.counted(), deadline);
             let left = deadline.saturating_duration_since(Instant::now());
             let written = agent.syncer.wait(number, left);
             reply = Reply::Synced(SyncReport {
