@@ -89,6 +89,17 @@ impl Processes {
         Ok(ticks as f64 / TICKS_PER_SECOND / begin.elapsed().as_secs_f64())
     }
 
+    /// The processor time that they have used since they began.
+    ///
+    /// # Errors
+    ///
+    /// When they are gone.
+    pub(crate) fn processor_time(&self) -> io::Result<Duration> {
+        Ok(Duration::from_secs_f64(
+            self.ticks()? as f64 / TICKS_PER_SECOND,
+        ))
+    }
+
     fn ticks(&self) -> io::Result<u64> {
         self.folders
             .iter()

@@ -10,7 +10,7 @@ use crate::vmtest::{home, tsc};
 use crate::{cache, process};
 
 /// The benchmarks: programs of the crate `benches`. The first is meant where none is named.
-const BENCHES: [&str; 2] = ["end-to-end", "capture"];
+const BENCHES: [&str; 3] = ["end-to-end", "capture", "cpu"];
 
 /// Which benchmark, and what is passed on to it.
 #[derive(Debug, clap::Args)]

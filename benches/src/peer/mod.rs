@@ -129,6 +129,29 @@ impl Peer {
         })
     }
 
+    /// The command line of a machine that runs as smolvm's did with this backend, for people.
+    pub(crate) fn command(&self, backend: &str) -> Result<String, PeerError> {
+        let words = self.arguments(accelerator(backend)?);
+        let shown = words.into_iter().map(|word| match word.contains(' ') {
+            true => format!("'{word}'"),
+            false => word,
+        });
+        let words: Vec<String> = std::iter::once(process::QEMU.to_owned())
+            .chain(shown)
+            .collect();
+        Ok(words.join(" "))
+    }
+
+    /// What it says of its version.
+    pub(crate) fn version() -> Result<String, PeerError> {
+        let output = Command::new(process::QEMU)
+            .arg("--version")
+            .output()
+            .map_err(PeerError::host("ask for its version"))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().next().unwrap_or_default().to_owned())
+    }
+
     /// Paths are relative to a machine's folder, so nothing in them has to be escaped.
     fn arguments(&self, accelerator: &str) -> Vec<String> {
         let clock = format!("tsc_early_khz={} tsc=reliable", self.tsc_khz);

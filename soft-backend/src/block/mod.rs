@@ -15,11 +15,11 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::cpu::state::BLOCK_IP;
 use crate::cpu::{Cpu, Mode, R};
-use crate::decode::op::{Op, OpFn};
-use crate::decode::{DecodeError, MAX_LEN, decode, fall_through};
+use crate::decode::op::Op;
+use crate::decode::{DecodeError, MAX_LEN, What, decode, fall_through};
 use crate::jit::Jit;
 use crate::mem::{Lost, PAGE, raw::HostPtr};
-use crate::ops::{convert, system};
+use crate::ops::system;
 use crate::segments::CS;
 use eviction::Room;
 
@@ -44,11 +44,6 @@ impl CodeAddress {
     #[inline(always)]
     fn new(host: HostPtr, mode: Mode) -> Self {
         CodeAddress((host.addr() as u64) << 2 | mode as u64)
-    }
-
-    /// The host address.
-    fn host(self) -> u64 {
-        self.0 >> 2
     }
 
     fn is_in_page_of(self, other: Self) -> bool {
@@ -198,6 +193,8 @@ struct Body {
     ops: Vec<Op>,
     count: u16,
     idle: u32,
+    /// The last operation is an STI that goes on with the next instruction.
+    sti: bool,
     /// The instruction after an STI is in the block, and ends it.
     after_sti: bool,
 }
@@ -210,32 +207,30 @@ impl Body {
             ops,
             count: 0,
             idle: 0,
+            sti: false,
             after_sti: false,
         }
     }
 
     /// Adds an instruction. True if it must be the last.
-    fn add(&mut self, op: Op, single: bool) -> bool {
-        let after_sti = self
-            .ops
-            .last()
-            .is_some_and(|last| is(last, system::sti_goes_on));
-        if is(&op, convert::nop) && !single && self.count < 32 {
+    fn add(&mut self, op: Op, what: What, single: bool) -> bool {
+        self.after_sti = std::mem::take(&mut self.sti);
+        if what == What::Nothing && !single && self.count < 32 {
             self.idle |= 1 << self.count;
         } else {
             self.ops.push(op);
         }
         self.count += 1;
-        self.after_sti = after_sti;
-        after_sti
+        self.after_sti
     }
 
     /// STI holds interrupts back for one instruction. That one is better in the same block than in one of its
     /// own; true if it shall follow.
-    fn goes_on_after_sti(&mut self, single: bool) -> bool {
+    fn goes_on_after_sti(&mut self, what: What, single: bool) -> bool {
         match self.ops.last_mut() {
-            Some(last) if is(last, system::sti_ends) && !single => {
+            Some(last) if what == What::Sti && !single => {
                 last.run = system::sti_goes_on;
+                self.sti = true;
                 true
             }
             _ => false,
@@ -245,16 +240,11 @@ impl Body {
     /// STI whose next instruction is in the next page or block ends this one after all.
     fn finish_sti(&mut self) {
         if let Some(last) = self.ops.last_mut()
-            && is(last, system::sti_goes_on)
-            && !self.after_sti
+            && self.sti
         {
             last.run = system::sti_ends;
         }
     }
-}
-
-fn is(op: &Op, run: OpFn) -> bool {
-    std::ptr::fn_addr_eq(op.run, run)
 }
 
 impl CodeCache {
@@ -374,14 +364,14 @@ impl CodeCache {
                 break;
             };
             off += d.op.len as usize;
-            if body.add(d.op, single) || d.ends && !body.goes_on_after_sti(single) {
+            if body.add(d.op, d.what, single) || d.ends && !body.goes_on_after_sti(d.what, single) {
                 break;
             }
         }
         let (second_page, len) = if body.count == 0 {
             let (op, second, first_len) = self.crossing(cpu, at, pa, &window)?;
             off = op.len as usize;
-            body.add(op, true);
+            body.add(op, What::Plain, true);
             (Some(second), first_len)
         } else {
             (None, off as u64)
@@ -505,7 +495,7 @@ impl CodeCache {
         }
         self.room.give_back(b.ops.len());
         if let Some(jit) = &mut self.jit {
-            jit.dropped(id, b.at.host());
+            jit.dropped(id);
         }
         b.ops = Box::new([]);
         b.at = CodeAddress::NONE;

@@ -1,6 +1,6 @@
 //! Blocks of the second tier: which are translated, and how they hang together.
 
-use super::{BlockId, CodeAddress, CodeCache};
+use super::{BlockId, CodeCache, WINDOW};
 use crate::cpu::{Cpu, Mode, Trap};
 use crate::jit::{Candidate, Jit, Left};
 use crate::mem::PAGE;
@@ -20,7 +20,9 @@ impl CodeCache {
             return false;
         };
         let there = jit.has(id) || jit.warm(id) && self.translate(cpu, id);
-        there && u64::from(self.blocks[id as usize].count) < end.wrapping_sub(cpu.retired)
+        there
+            && u64::from(self.blocks[id as usize].count) < end.wrapping_sub(cpu.retired)
+            && (self.places[id as usize].second_page.is_none() || next_page_is_known(cpu))
     }
 
     /// True if there is code now.
@@ -30,21 +32,21 @@ impl CodeCache {
         let Some(jit) = &mut self.jit else {
             return false;
         };
-        let suits = block.at != CodeAddress::NONE && block.at.0 & 3 == Mode::Bits64 as u64;
-        let window = match Self::window(cpu, place.key >> 3) {
-            Ok(window) if suits && !block.checks => window,
-            _ => {
-                cpu.trap = Trap::None;
-                jit.never(id);
-                return false;
-            }
+        let suits = place.key & KEY_LOW == Mode::Bits64 as u64;
+        let pa = place.key >> 3;
+        let Some((bytes, hosts)) = code(cpu, pa, place.second_page).filter(|_| suits) else {
+            cpu.trap = Trap::None;
+            jit.never(id);
+            return false;
         };
         let candidate = Candidate {
             ops: &block.ops,
-            bytes: &window.bytes[..window.len],
-            offset: (block.at.host() & (PAGE - 1)) as u16,
+            bytes: &bytes,
+            host: hosts[0].unwrap_or_default(),
+            second: hosts[1],
             count: block.count,
             fused: block.fused,
+            checks: block.checks,
         };
         jit.translate(id, &candidate);
         jit.has(id)
@@ -55,9 +57,9 @@ impl CodeCache {
         let Some(jit) = &mut self.jit else {
             return Left::Before(id);
         };
-        let left = jit.run(cpu, id, self.blocks[id as usize].at.host(), end);
+        let left = jit.run(cpu, id, end);
         if let Left::Before(next) = left {
-            let offset = self.blocks[next as usize].at.host() & (PAGE - 1);
+            let offset = self.places[next as usize].key >> 3 & (PAGE - 1);
             cpu.rip = cpu.translated_page() + offset;
         }
         left
@@ -69,6 +71,12 @@ impl CodeCache {
         let Some(jit) = self.jit.as_mut().filter(|jit| jit.has(from) && jit.has(to)) else {
             return;
         };
+        let page = |id: BlockId| self.places[id as usize].key >> 15;
+        if self.places[to as usize].second_page.is_some() && page(from) == page(to) {
+            // It looks by itself where its second half is.
+            jit.link(from, n, to);
+            return;
+        }
         let link = self.blocks[from as usize].links[n];
         if link.near && link.id == to && self.blocks[to as usize].at == link.at {
             jit.link(from, n, to);
@@ -93,4 +101,27 @@ impl CodeCache {
     pub(crate) fn translations(&self) -> u64 {
         self.jit.as_ref().map_or(0, Jit::translations)
     }
+}
+
+/// In a key: code width, and whether the block has one instruction only.
+const KEY_LOW: u64 = 7;
+
+/// The code from an address on, over the page's end if its second half is there; also the host addresses of
+/// both. `None` if it is not in memory.
+fn code(cpu: &mut Cpu, pa: u64, second: Option<u64>) -> Option<(Vec<u8>, [Option<u64>; 2])> {
+    let mut bytes = Vec::with_capacity(WINDOW);
+    let mut hosts = [None; 2];
+    for (at, host) in [Some(pa), second].into_iter().flatten().zip(&mut hosts) {
+        let window = CodeCache::window(cpu, at).ok()?;
+        bytes.extend_from_slice(&window.bytes[..window.len]);
+        let page = cpu.ram.page(at).ok().flatten()?;
+        *host = Some(page.addr() as u64 + (at & (PAGE - 1)));
+    }
+    Some((bytes, hosts))
+}
+
+/// Whether the page after that of the instruction pointer is one that code was fetched from.
+fn next_page_is_known(cpu: &Cpu) -> bool {
+    let next = (cpu.rip & !(PAGE - 1)).wrapping_add(PAGE);
+    cpu.tlb.code(cpu.table, next).is_some()
 }

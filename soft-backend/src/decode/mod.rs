@@ -26,6 +26,21 @@ pub(crate) struct Decoded {
     pub(crate) op: Op,
     /// Nothing may follow it in its block.
     pub(crate) ends: bool,
+    pub(crate) what: What,
+}
+
+/// What matters to the maker of a block. It is not told by the operation's function: a small one may have several
+/// addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// Nothing in particular.
+    Plain,
+    /// It does nothing.
+    Nothing,
+    /// STI.
+    Sti,
+    /// The guest's processor does not know it: #UD.
+    Unknown,
 }
 
 /// Why bytes gave no instruction.
@@ -42,16 +57,46 @@ pub(crate) enum DecodeError {
 pub(crate) struct Choice {
     run: OpFn,
     ends: bool,
+    what: What,
 }
 
 impl Choice {
     /// Goes on to the next operation.
     pub(crate) fn next(run: OpFn) -> Self {
-        Choice { run, ends: false }
+        Choice {
+            run,
+            ends: false,
+            what: What::Plain,
+        }
     }
     /// Ends the block.
     pub(crate) fn end(run: OpFn) -> Self {
-        Choice { run, ends: true }
+        Choice {
+            run,
+            ends: true,
+            what: What::Plain,
+        }
+    }
+    /// Does nothing.
+    pub(crate) fn nothing() -> Self {
+        Choice {
+            what: What::Nothing,
+            ..Choice::next(crate::ops::convert::nop)
+        }
+    }
+    /// STI.
+    pub(crate) fn sti() -> Self {
+        Choice {
+            what: What::Sti,
+            ..Choice::end(crate::ops::system::sti_ends)
+        }
+    }
+    /// What no table knows.
+    fn unknown() -> Self {
+        Choice {
+            what: What::Unknown,
+            ..Choice::end(crate::ops::control::ud)
+        }
     }
 }
 
@@ -99,7 +144,11 @@ pub(crate) fn decode(bytes: &[u8], mode: Mode, off: u16) -> Result<Decoded, Deco
                 DecodeError::Short
             });
         }
-        return Ok(Decoded { op, ends: true });
+        return Ok(Decoded {
+            op,
+            ends: true,
+            what: What::Unknown,
+        });
     }
     let mut b = Build {
         ins: &ins,
@@ -112,11 +161,12 @@ pub(crate) fn decode(bytes: &[u8], mode: Mode, off: u16) -> Result<Decoded, Deco
         .or_else(|| strings::choose(&mut b))
         .or_else(|| system::choose(&mut b))
         .or_else(|| other::choose(&mut b))
-        .unwrap_or(Choice::end(crate::ops::control::ud));
+        .unwrap_or(Choice::unknown());
     b.op.run = choice.run;
     Ok(Decoded {
         op: b.op,
         ends: choice.ends,
+        what: choice.what,
     })
 }
 

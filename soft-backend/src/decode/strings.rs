@@ -25,14 +25,8 @@ pub(super) fn choose(b: &mut Build<'_>) -> Option<Choice> {
             } else {
                 by_width!(w, |T| string::$f::<T, ONCE>)
             };
-            let repeats = repne || b.ins.has_repe_prefix();
-            // Interrupted, a repeated instruction returns to itself, so it ends its block.
-            let run = if repeats {
-                Choice { run, ends: false }
-            } else {
-                Choice::next(run)
-            };
-            run
+            // Interrupted, a repeated instruction returns to itself: it stays in its block.
+            Choice::next(run)
         }};
     }
     Some(match b.ins.mnemonic() {

@@ -11,9 +11,9 @@ use crate::segments::{DS, ES, FS, GS, SS};
 pub(super) fn choose(b: &mut Build<'_>) -> Option<Choice> {
     Some(match b.ins.mnemonic() {
         M::Mov => control_moves(b)?,
-        M::Nop | M::Reservednop | M::Endbr64 | M::Endbr32 => Choice::next(convert::nop),
+        M::Nop | M::Reservednop | M::Endbr64 | M::Endbr32 => Choice::nothing(),
         // Shadow stacks do not exist here: the encodings are NOPs.
-        M::Rdsspd | M::Rdsspq => Choice::next(convert::nop),
+        M::Rdsspd | M::Rdsspq => Choice::nothing(),
         M::Prefetchnta
         | M::Prefetcht0
         | M::Prefetcht1
@@ -22,9 +22,9 @@ pub(super) fn choose(b: &mut Build<'_>) -> Option<Choice> {
         | M::Prefetch
         | M::Prefetchwt1
         | M::Prefetchit0
-        | M::Prefetchit1 => Choice::next(convert::nop),
+        | M::Prefetchit1 => Choice::nothing(),
         M::Mfence => Choice::next(convert::mfence),
-        M::Lfence | M::Sfence => Choice::next(convert::nop),
+        M::Lfence | M::Sfence => Choice::nothing(),
         M::Clflush | M::Clflushopt => {
             b.mem();
             Choice::next(convert::clflush)
@@ -32,7 +32,7 @@ pub(super) fn choose(b: &mut Build<'_>) -> Option<Choice> {
         M::Pause => Choice::end(system::pause),
         M::Hlt => Choice::end(system::hlt),
         M::Cli => Choice::next(system::cli),
-        M::Sti => Choice::end(system::sti_ends),
+        M::Sti => Choice::sti(),
         M::Clac => Choice::next(system::ac::<false>),
         M::Stac => Choice::next(system::ac::<true>),
         M::Clts => Choice::end(system::clts),

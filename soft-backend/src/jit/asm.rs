@@ -19,8 +19,10 @@ pub(super) const SP: Reg = 4;
 
 /// Condition codes.
 pub(super) mod cc {
+    pub(crate) const AE: u8 = 3;
     pub(crate) const E: u8 = 4;
     pub(crate) const NE: u8 = 5;
+    pub(crate) const BE: u8 = 6;
     pub(crate) const LE: u8 = 14;
 }
 

@@ -10,9 +10,8 @@ use super::emit::Emit;
 use super::frame::Slow;
 use super::stubs::Stubs;
 use crate::cpu::Mode;
-use crate::decode::decode;
 use crate::decode::op::Op;
-use crate::ops::{control, convert};
+use crate::decode::{What, decode};
 
 /// A block as the interpreter has it.
 pub(super) struct Source<'a> {
@@ -22,8 +21,12 @@ pub(super) struct Source<'a> {
     pub(super) bytes: &'a [u8],
     /// Of its start in the page.
     pub(super) offset: u16,
+    /// Host address of the page that it ends in, if that is the next one.
+    pub(super) second: Option<u64>,
     pub(super) count: u16,
     pub(super) fused: bool,
+    /// It ends in the run loop, which looks at events.
+    pub(super) checks: bool,
 }
 
 /// A translated block.
@@ -52,21 +55,30 @@ impl Source<'_> {
         let count = usize::from(self.count);
         for n in 0..count {
             let bytes = self.bytes.get(off..)?;
-            let here = decode(bytes, Mode::Bits64, off as u16).ok()?.op;
+            let decoded = decode(bytes, Mode::Bits64, off as u16).ok()?;
+            let here = decoded.op;
             let mut i = Instruction::default();
             Decoder::with_ip(64, bytes, off as u64, DecoderOptions::NONE).decode_out(&mut i);
             off += usize::from(here.len);
-            if n < 32 && std::ptr::fn_addr_eq(here.run, convert::nop as crate::decode::op::OpFn) {
+            // As the block's maker has it; an instruction over a page's end is alone.
+            if n < 32 && decoded.what == What::Nothing && self.second.is_none() {
                 continue;
             }
             let last = n + 1 == count;
             let pair = self.fused && n + 2 >= count;
-            if !same(&here, self.ops.get(op)?, pair, last) {
+            let mut op_here = *self.ops.get(op)?;
+            if decoded.what == What::Sti {
+                // One of its two forms.
+                op_here.run = here.run;
+            }
+            if !same(&here, &op_here, pair, last) {
                 return None;
             }
             // What the interpreter does not know is no instruction, whatever the host makes of it.
-            let unknown = std::ptr::fn_addr_eq(here.run, control::ud as crate::decode::op::OpFn);
-            let plan = if unknown { Plan::CALL } else { choose(&i) };
+            let plan = match decoded.what {
+                What::Unknown => Plan::CALL,
+                _ => choose(&i),
+            };
             items.push(Item {
                 i,
                 op,
@@ -89,21 +101,20 @@ impl Source<'_> {
         info: &mut InstructionInfoFactory,
     ) -> Option<Code> {
         let mut items = self.items()?;
-        let called = items.iter().filter(|item| called(item)).count();
-        if 2 * called > items.len() {
-            // The interpreter does it with less ado.
+        if self.checks && self.fused {
             return None;
         }
         let mut live = true;
         for item in items.iter_mut().rev() {
             item.live = live;
             if live && item.plan.writes == Writes::Carelessly {
-                item.plan = Plan::CALL;
+                item.plan = item.plan.careful(&item.i);
             }
             live = item.plan.live_before(live);
         }
         let slows: Box<[Slow]> = (0..self.ops.len()).map(|n| self.slow(n, &items)).collect();
         let mut e = Emit::new(base, stubs, &slows, self.offset.into());
+        let elsewhere = self.second.map(|host| e.check_second_page(host));
         e.asm.imm(true, 5, BUDGET, self.count.into());
         let spent = e.asm.jcc(cc::LE);
         let links = self.body(&mut e, &items, info)?;
@@ -112,6 +123,9 @@ impl Source<'_> {
         e.asm.imm(true, 0, BUDGET, self.count.into());
         e.asm.mov_imm32(S0, self.id);
         e.asm.jmp_to(stubs.interpret);
+        for hole in elsewhere.into_iter().flatten() {
+            e.asm.bind(hole);
+        }
         let dead = e.asm.bytes.len();
         e.asm.mov_imm32(S0, self.offset.into());
         e.asm.jmp_to(stubs.dead);
@@ -148,9 +162,12 @@ impl Source<'_> {
         for (n, item) in items.iter().enumerate() {
             let i = &item.i;
             let pair = self.fused && n + 2 == items.len();
+            if self.checks && item.plan.how.ends() {
+                return Some(e.leave_by(item.op));
+            }
             match item.plan.how {
                 How::Nop => {}
-                How::Copy | How::Vector | How::Product => {
+                How::Copy | How::Vector | How::Float | How::Product => {
                     let copy = Copy {
                         i,
                         plan: item.plan,
@@ -161,10 +178,24 @@ impl Source<'_> {
                     }
                 }
                 How::BitTest => {
-                    if !e.bit_test(i, item.live) {
+                    if !e.bit_test(info, i, item.live) {
                         return None;
                     }
                 }
+                How::Shift => {
+                    if !e.shift_with_flags(i) {
+                        return None;
+                    }
+                }
+                How::CompareExchange => {
+                    if !e.compare_exchange(i, item.live) {
+                        return None;
+                    }
+                }
+                How::Scan => e.scan(i, item.live),
+                How::Multiply => e.multiply(i, item.live),
+                How::Divide => e.divide(i),
+                How::PushMemory => e.push_memory(i),
                 How::Widen => e.widen(i),
                 How::Push => e.push(i),
                 How::Pop => e.pop(i),
@@ -173,7 +204,7 @@ impl Source<'_> {
                     e.call(item.op);
                     if pair {
                         // The function is that of the jump as well.
-                        e.asm.raw(&[0x0f, 0x0b]);
+                        e.never();
                         return Some([None; 2]);
                     }
                 }
@@ -181,6 +212,10 @@ impl Source<'_> {
             }
             e.finish(item.op);
         }
+        if self.checks {
+            return Some(e.leave_by(self.ops.len() - 1));
+        }
+        e.store_mxcsr();
         let links = e.jump(items.last().map_or(0, |item| item.next));
         e.finish_end(self.ops.len() - 1);
         Some(links)
@@ -188,6 +223,7 @@ impl Source<'_> {
 
     fn end(&self, e: &mut Emit<'_>, item: &Item) -> Option<Links> {
         let (i, next) = (&item.i, item.next);
+        e.store_mxcsr();
         let links = match item.plan.how {
             How::Jcc => e.conditional(i, next),
             How::Loop => e.looping(i, next)?,

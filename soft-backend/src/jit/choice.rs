@@ -7,7 +7,7 @@ use iced_x86::{
 };
 
 use super::flags::Kind;
-use super::{registers, vector};
+use super::{bits, divide, registers, shift, vector};
 
 /// How an instruction is translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,11 +18,24 @@ pub(super) enum How {
     Vector,
     /// IMUL with two or three operands: flags of their own.
     Product,
-    /// BT of a register.
+    /// As `Vector`, under the guest's MXCSR.
+    Float,
+    /// BT and its like, where their operand is.
     BitTest,
+    /// BSF and BSR.
+    Scan,
+    /// A shift by CL or a rotation, with its flags.
+    Shift,
+    /// MUL and IMUL with one operand.
+    Multiply,
+    /// DIV and IDIV.
+    Divide,
+    /// CMPXCHG of memory.
+    CompareExchange,
     /// CDQE, CWDE, CQO, CDQ.
     Widen,
     Push,
+    PushMemory,
     Pop,
     Leave,
     /// Nothing.
@@ -37,6 +50,22 @@ pub(super) enum How {
     CallDirect,
     CallIndirect,
     Ret,
+}
+
+impl How {
+    /// Whether the block ends there.
+    pub(super) fn ends(self) -> bool {
+        matches!(
+            self,
+            How::Jcc
+                | How::Loop
+                | How::Jmp
+                | How::JmpIndirect
+                | How::CallDirect
+                | How::CallIndirect
+                | How::Ret
+        )
+    }
 }
 
 /// What it does to arithmetic flags.
@@ -70,6 +99,18 @@ impl Plan {
         exits: true,
     };
 
+    /// What is done where somebody asks for flags that copying would not give.
+    pub(super) fn careful(self, i: &Instruction) -> Plan {
+        if !shift::suits(i) {
+            return Plan::CALL;
+        }
+        Plan {
+            how: How::Shift,
+            writes: Writes::Some,
+            ..self
+        }
+    }
+
     /// Whether the flags before it matter to anybody, given whether those after it do.
     pub(super) fn live_before(&self, live_after: bool) -> bool {
         if self.exits || self.reads != 0 {
@@ -93,18 +134,20 @@ pub(super) fn choose(i: &Instruction) -> Plan {
         };
     }
     let known = integer(i).or_else(|| vector::choose(i));
-    let Some((how, writes)) = known.filter(|_| operands_fit(i)) else {
+    let fits = |how| operands_fit(i, how == How::Copy);
+    let Some((how, writes)) = known.filter(|(how, _)| fits(*how)) else {
         return Plan::CALL;
     };
     let touches = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory);
     let exits =
         touches && i.mnemonic() != M::Lea || matches!(how, How::Push | How::Pop | How::Leave);
+    let exits = exits || matches!(how, How::Divide | How::Scan | How::Float | How::Vector);
     Plan {
         how,
         writes,
         reads: i.rflags_read(),
         // The check whether SSE may be used is an exit as well.
-        exits: exits || how == How::Vector,
+        exits,
     }
 }
 
@@ -155,7 +198,7 @@ fn width(i: &Instruction) -> usize {
 }
 
 fn integer(i: &Instruction) -> Option<(How, Writes)> {
-    if i.has_lock_prefix() || i.has_rep_prefix() || i.has_repne_prefix() {
+    if i.has_rep_prefix() || i.has_repne_prefix() {
         return None;
     }
     let wide = width(i) >= 4;
@@ -166,17 +209,29 @@ fn integer(i: &Instruction) -> Option<(How, Writes)> {
         M::Add | M::Sub | M::Cmp | M::Neg | M::Adc | M::Sbb => (How::Copy, exact),
         M::And | M::Or | M::Xor | M::Test => (How::Copy, Writes::All(Kind::Logic)),
         M::Inc | M::Dec => (How::Copy, Writes::Some),
-        M::Shl | M::Sal | M::Shr | M::Sar if wide => (How::Copy, shift(i)?),
+        M::Shl | M::Sal | M::Shr | M::Sar => (How::Copy, shift(i)?),
         M::Rol | M::Ror if wide => (How::Copy, Writes::Carelessly),
         M::Shld | M::Shrd if wide => (How::Copy, Writes::Carelessly),
         M::Popcnt if wide => (How::Copy, exact),
         M::Imul if i.op_count() > 1 && wide => (How::Product, exact),
-        M::Bt if wide && i.op0_kind() == OpKind::Register => (How::BitTest, Writes::Some),
+        M::Mul | M::Imul if divide::suits(i) => (How::Multiply, exact),
+        M::Div | M::Idiv if divide::suits(i) => (How::Divide, Writes::Nothing),
+        M::Xadd => (How::Copy, exact),
+        M::Xchg => (How::Copy, Writes::Nothing),
+        M::Cmpxchg if bits::exchange_suits(i) => (How::CompareExchange, exact),
+        M::Bt | M::Bts | M::Btr | M::Btc if wide && bits::test_suits(i) => {
+            (How::BitTest, Writes::Some)
+        }
+        M::Bsf | M::Bsr | M::Tzcnt | M::Lzcnt if wide => (How::Scan, Writes::Some),
         M::Cdqe | M::Cwde | M::Cqo | M::Cdq => (How::Widen, Writes::Nothing),
         M::Push => (stack(i, How::Push)?, Writes::Nothing),
         M::Pop => (stack(i, How::Pop)?, Writes::Nothing),
         M::Leave if i.code() == C::Leaveq => (How::Leave, Writes::Nothing),
+        M::Mfence => (How::Copy, Writes::Nothing),
         M::Nop | M::Endbr64 | M::Lfence | M::Sfence => (How::Nop, Writes::Nothing),
+        M::Prefetchnta | M::Prefetcht0 | M::Prefetcht1 | M::Prefetcht2 | M::Prefetchw => {
+            (How::Nop, Writes::Nothing)
+        }
         _ if i.condition_code() != ConditionCode::None && !i.is_loopcc() => {
             (How::Copy, Writes::Nothing)
         }
@@ -186,10 +241,14 @@ fn integer(i: &Instruction) -> Option<(How, Writes)> {
 
 /// A shift's kind of flags. By zero bits it is the interpreter's.
 fn shift(i: &Instruction) -> Option<Writes> {
+    let wide = width(i) >= 4;
     if i.op1_kind() == OpKind::Register {
-        return Some(Writes::Carelessly);
+        return wide.then_some(Writes::Carelessly);
     }
     let n = i.immediate8() & if width(i) == 8 { 63 } else { 31 };
+    if usize::from(n) >= 8 * width(i) {
+        return None;
+    }
     let left = matches!(i.mnemonic(), M::Shl | M::Sal);
     Some(Writes::All(match n {
         0 => return None,
@@ -203,14 +262,20 @@ fn shift(i: &Instruction) -> Option<Writes> {
 fn stack(i: &Instruction, how: How) -> Option<How> {
     let plain = match i.op0_kind() {
         OpKind::Register => registers::guest(i.op0_register()).is_some(),
-        OpKind::Memory => false,
+        OpKind::Memory => how == How::Push,
         _ => how == How::Push,
+    };
+    let how = match i.op0_kind() {
+        OpKind::Memory => How::PushMemory,
+        _ => how,
     };
     (plain && i.stack_pointer_increment().abs() == 8).then_some(how)
 }
 
-/// Whether every register operand is one that can be replaced, and memory can be reached by a probe.
-fn operands_fit(i: &Instruction) -> bool {
+/// Whether every register operand is one that can be replaced, and memory can be reached by a probe. AH, CH, DH and
+/// BH can be replaced in what is `copied` only.
+fn operands_fit(i: &Instruction, copied: bool) -> bool {
+    let high_fits = copied && !matches!(i.mnemonic(), M::Xchg | M::Xadd);
     let mut unpinned = [None; 2];
     let mut memory = false;
     for n in 0..i.op_count() {
@@ -220,12 +285,14 @@ fn operands_fit(i: &Instruction) -> bool {
                 if r.is_xmm() {
                     continue;
                 }
-                let Some(g) = registers::guest(r) else {
+                let high = registers::high(r).filter(|_| high_fits);
+                let Some(g) = registers::guest(r).or(high) else {
                     return false;
                 };
-                if registers::host(g).is_none() && !unpinned.contains(&Some(g)) {
+                let visits = registers::host(g).is_none() || high.is_some();
+                if visits && !unpinned.contains(&Some(r.full_register())) {
                     match unpinned.iter_mut().find(|u| u.is_none()) {
-                        Some(free) => *free = Some(g),
+                        Some(free) => *free = Some(r.full_register()),
                         None => return false,
                     }
                 }
@@ -251,6 +318,21 @@ fn operands_fit(i: &Instruction) -> bool {
     !memory || i.mnemonic() == M::Lea || unpinned[1].is_none()
 }
 
+/// The forms of MOV with 64-bit addresses have their own encodings.
+fn has_long_address(i: &Instruction) -> bool {
+    matches!(
+        i.code(),
+        C::Mov_AL_moffs8
+            | C::Mov_AX_moffs16
+            | C::Mov_EAX_moffs32
+            | C::Mov_RAX_moffs64
+            | C::Mov_moffs8_AL
+            | C::Mov_moffs16_AX
+            | C::Mov_moffs32_EAX
+            | C::Mov_moffs64_RAX
+    )
+}
+
 /// Whether an address is of 64 bits, with a displacement that fits everywhere.
 fn address_fits(i: &Instruction) -> bool {
     let (base, index) = (i.memory_base(), i.memory_index());
@@ -259,8 +341,7 @@ fn address_fits(i: &Instruction) -> bool {
     let disp = i.memory_displacement64() as i64;
     (fits(base) || relative)
         && fits(index)
-        // The forms with 64-bit addresses have their own encodings.
-        && (relative || i.memory_displ_size() < 8 || base != Register::None || index != Register::None)
+        && !has_long_address(i)
         && i32::try_from(disp).is_ok_and(|d| d.checked_add(8192).is_some())
 }
 

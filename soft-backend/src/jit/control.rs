@@ -11,6 +11,7 @@ use super::emit::Emit;
 use super::frame::place;
 use super::memory_operand::Access;
 use super::registers::host;
+use crate::mmu::tlb;
 
 /// Bytes of a page.
 const PAGE: i64 = 4096;
@@ -41,6 +42,22 @@ impl Emit<'_> {
         } else {
             Err(at as i32)
         }
+    }
+
+    /// At the start of a block whose only instruction ends in the next page: that must be the page it is known by.
+    /// Gives the jumps that are made where it is not.
+    pub(super) fn check_second_page(&mut self, page: u64) -> [Hole; 2] {
+        self.asm.load(S0, framed(place::PAGE));
+        self.asm.lea(S0, at(S0, PAGE as i32));
+        self.find_entry(place::CODE_TABLE);
+        self.asm.cmp_mem(S0, at(S1, tlb::EXEC_TAG));
+        let unknown = self.asm.jcc(cc::NE);
+        self.asm.add_mem(S0, at(S1, tlb::ADDEND));
+        self.asm.mov_imm64(S1, page);
+        // CMP
+        self.asm.rr(true, &[0x3b], S0, S1);
+        let other = self.asm.jcc(cc::NE);
+        [unknown, other]
     }
 
     fn store_flags(&mut self) {
@@ -165,7 +182,7 @@ impl Emit<'_> {
     fn target(&mut self, i: &Instruction) {
         self.store_flags();
         if i.op0_kind() == OpKind::Memory {
-            let found = self.probe(i, Access::Read, false);
+            let found = self.probe(i, Access::Read, 0);
             self.asm.load(S0, found.mem);
         } else if let Some(g) = super::registers::guest(i.op0_register()) {
             let r = self.value_of(g, S0);
@@ -216,6 +233,20 @@ impl Emit<'_> {
                 self.asm.raw(&v.to_le_bytes());
             }
         }
+        self.asm.lea(rsp, at(rsp, -8));
+    }
+
+    /// PUSH of memory.
+    pub(super) fn push_memory(&mut self, i: &Instruction) {
+        self.store_flags();
+        self.flags.host = None;
+        let found = self.probe(i, Access::Read, 0);
+        self.asm.load(S0, found.mem);
+        self.asm.store(framed(place::TEMP), S0);
+        let rsp = stack();
+        let to = self.probe_at(rsp, -8, Access::Write);
+        self.asm.load(S0, framed(place::TEMP));
+        self.asm.store(to, S0);
         self.asm.lea(rsp, at(rsp, -8));
     }
 

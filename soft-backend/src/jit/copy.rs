@@ -5,12 +5,13 @@ use iced_x86::{
 };
 
 use super::asm::{Mem, Reg, S0, S1, at, framed};
+use super::bits::general_exchange;
 use super::choice::{How, Plan, Writes, reads_overflow};
 use super::emit::Emit;
 use super::flags::{Flags, Kind};
 use super::frame::place;
 use super::memory_operand::{Access, Found};
-use super::registers::{guest, host, named};
+use super::registers::{guest, high, host, named};
 use super::vector;
 
 /// One instruction to be copied.
@@ -23,8 +24,10 @@ pub(super) struct Copy<'a> {
 
 /// A guest register that is in a scratch register during the instruction.
 #[derive(Clone, Copy)]
-struct Visitor {
+pub(super) struct Visitor {
     guest: u8,
+    /// It is the second byte of that.
+    high: bool,
     scratch: Reg,
     read: bool,
     written: bool,
@@ -50,11 +53,14 @@ impl Emit<'_> {
             (0..i.op_count()).map(|n| info.op_access(n)).collect()
         };
         let memory = (0..i.op_count()).find(|n| i.op_kind(*n) == OpKind::Memory);
-        let vector = c.plan.how == How::Vector;
+        let vector = matches!(c.plan.how, How::Vector | How::Float);
         let mut scratch = [S0, S1];
         let wants_flags = c.plan.reads != 0 || c.plan.writes == Writes::Some && c.live;
         if vector {
             self.flags.store(&mut self.asm);
+            if c.plan.how == How::Float {
+                self.load_mxcsr();
+            }
             self.check_vectors();
             self.flags.host = None;
         }
@@ -70,8 +76,12 @@ impl Emit<'_> {
                 } else {
                     Access::Read
                 };
-                let aligned = vector && vector::wants_alignment(c.i);
-                let mut found = self.probe(c.i, kind, aligned);
+                let unaligned = match vector {
+                    true if vector::wants_alignment(c.i) => 15,
+                    true => 0,
+                    false => lock_alignment(c.i),
+                };
+                let mut found = self.probe(c.i, kind, unaligned);
                 self.flags.host = None;
                 if wants_flags {
                     found = self.free_s0(found);
@@ -102,9 +112,7 @@ impl Emit<'_> {
             self.asm
                 .rm(false, &[0x0f, 0x11], host, framed(place::xmm(n)));
         }
-        for v in visitors.into_iter().flatten().filter(|v| v.written) {
-            self.asm.store(framed(place::gpr(v.guest)), v.scratch);
-        }
+        self.store_visitors(visitors);
         match (c.plan.how, c.plan.writes) {
             (How::Product, _) => self.product(&i, c.live),
             (_, Writes::All(kind)) => self.flags.written(kind, c.live),
@@ -115,8 +123,41 @@ impl Emit<'_> {
         true
     }
 
-    /// An address that does without RAX, which restoring flags changes.
-    fn free_s0(&mut self, found: Found) -> Found {
+    /// Writes back what the instruction has changed; no flags change. Both scratch registers may be used.
+    pub(super) fn store_visitors(&mut self, visitors: [Option<Visitor>; 2]) {
+        for v in visitors.into_iter().flatten().filter(|v| v.written) {
+            match host(v.guest).filter(|_| v.high) {
+                Some(whole) if v.scratch == S0 => {
+                    self.asm.mov(S1, whole);
+                    // MOV DH, AL
+                    self.asm.raw(&[0x88, 0xc6]);
+                    self.asm.mov(whole, S1);
+                }
+                Some(whole) => {
+                    self.asm.mov(S0, whole);
+                    // MOV AH, DL
+                    self.asm.raw(&[0x88, 0xd4]);
+                    self.asm.mov(whole, S0);
+                }
+                None => self.asm.store(framed(place::gpr(v.guest)), v.scratch),
+            }
+        }
+    }
+
+    fn load_visitor(&mut self, v: Visitor) {
+        match host(v.guest).filter(|_| v.high) {
+            Some(whole) => {
+                self.asm.mov(v.scratch, whole);
+                // MOVZX EAX, AH; MOVZX EDX, DH
+                let registers = if v.scratch == S0 { 0xc4 } else { 0xd6 };
+                self.asm.raw(&[0x0f, 0xb6, registers]);
+            }
+            None => self.asm.load(v.scratch, framed(place::gpr(v.guest))),
+        }
+    }
+
+    /// An address that does without RAX.
+    pub(super) fn free_s0(&mut self, found: Found) -> Found {
         if found.free == S0 {
             return found;
         }
@@ -128,7 +169,7 @@ impl Emit<'_> {
     }
 
     /// Replaces general registers; those in the vCPU are loaded.
-    fn visitors(
+    pub(super) fn visitors(
         &mut self,
         i: &mut Instruction,
         access: &[OpAccess],
@@ -137,10 +178,11 @@ impl Emit<'_> {
         let mut all: [Option<Visitor>; 2] = [None; 2];
         for n in 0..i.op_count() {
             let r = i.op_register(n);
-            let (OpKind::Register, Some(g)) = (i.op_kind(n), guest(r)) else {
+            let is_high = high(r).is_some();
+            let (OpKind::Register, Some(g)) = (i.op_kind(n), guest(r).or(high(r))) else {
                 continue;
             };
-            if let Some(h) = host(g) {
+            if let Some(h) = host(g).filter(|_| !is_high) {
                 i.set_op_register(n, named(h, r.size()));
                 continue;
             }
@@ -149,6 +191,7 @@ impl Emit<'_> {
             let slot = known.unwrap_or(usize::from(all[0].is_some()));
             let v = all[slot].get_or_insert(Visitor {
                 guest: g,
+                high: is_high,
                 scratch: scratch[slot],
                 read: false,
                 written: false,
@@ -159,7 +202,7 @@ impl Emit<'_> {
             i.set_op_register(n, named(v.scratch, r.size()));
         }
         for v in all.into_iter().flatten().filter(|v| v.read) {
-            self.asm.load(v.scratch, framed(place::gpr(v.guest)));
+            self.load_visitor(v);
         }
         all
     }
@@ -199,34 +242,7 @@ impl Emit<'_> {
         let number = (r.full_register() as u32 - Register::RAX as u32) as Reg;
         // The result is in a scratch register or a pinned one, and AL is needed.
         self.asm.mov(S1, number);
-        // SETO AL; TEST; LAHF; AND AH, without AF; OR AH, AL
-        self.asm.raw(&[0x0f, 0x90, 0xc0]);
-        self.asm.rr(r.size() == 8, &[0x85], S1, S1);
-        self.asm.raw(&[0x9f, 0x80, 0xe4, 0xef, 0x08, 0xc4]);
-        self.flags.put(&mut self.asm);
-    }
-
-    /// BT of a register: CF changes, in the frame.
-    pub(super) fn bit_test(&mut self, i: &Instruction, live: bool) -> bool {
-        if live {
-            self.flags.store(&mut self.asm);
-        }
-        let mut i = *i;
-        let access = [OpAccess::Read, OpAccess::Read];
-        self.visitors(&mut i, &access, [S0, S1]);
-        if !self.asm.instruction(&i) {
-            return false;
-        }
-        self.flags = Flags::STORED;
-        if live {
-            let flags = framed(place::FLAGS + 1);
-            // SETC AL; MOV DL, flags; AND DL, without CF; OR DL, AL; MOV flags, DL
-            self.asm.raw(&[0x0f, 0x92, 0xc0]);
-            self.asm.rm(false, &[0x8a], S1, flags);
-            self.asm.raw(&[0x80, 0xe2, 0xfe, 0x08, 0xc2]);
-            self.asm.rm(false, &[0x88], S1, flags);
-        }
-        true
+        self.product_flags(r.size() == 8);
     }
 
     /// CDQE, CWDE, CQO, CDQ.
@@ -249,8 +265,18 @@ impl Emit<'_> {
     }
 }
 
+/// Bits of an address that have to be zero where an instruction is locked: others are not atomic, and hosts may
+/// refuse them.
+pub(super) fn lock_alignment(i: &Instruction) -> u8 {
+    if i.has_lock_prefix() || i.mnemonic() == M::Xchg {
+        (i.memory_size().size() as u8).saturating_sub(1)
+    } else {
+        0
+    }
+}
+
 /// Gives an instruction another memory operand.
-fn point(i: &mut Instruction, m: Mem) {
+pub(super) fn point(i: &mut Instruction, m: Mem) {
     let wide = |r: Reg| named(r, 8);
     i.set_segment_prefix(Register::None);
     i.set_memory_base(m.base.map_or(Register::None, wide));
@@ -268,6 +294,10 @@ fn point(i: &mut Instruction, m: Mem) {
 
 /// Forms that have RAX as a fixed operand get the code that takes every register.
 fn general(i: &mut Instruction) {
+    if let Some(code) = general_exchange(i.code()) {
+        i.set_code(code);
+        return;
+    }
     let size = match i.code() {
         C::Add_AL_imm8
         | C::Or_AL_imm8

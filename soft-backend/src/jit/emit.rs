@@ -1,6 +1,7 @@
 //! What all of a block's translation shares: the code, the flags, the ways to the interpreter.
 
 use super::asm::{Asm, Hole, S0, cc, framed};
+use super::control::Links;
 use super::flags::Flags;
 use super::frame::{Slow, place};
 use super::stubs::Stubs;
@@ -11,6 +12,8 @@ struct Detour {
     slow: usize,
     /// Where the block goes on, and whether it wants the flags in the host's register.
     back: Option<(u64, bool)>,
+    /// The guest's MXCSR is in the host's.
+    float: bool,
 }
 
 /// A block in the making.
@@ -27,6 +30,8 @@ pub(super) struct Emit<'a> {
     detours: Vec<Detour>,
     /// It was looked whether SSE may be used.
     pub(super) vectors_checked: bool,
+    /// The guest's MXCSR is in the host's, or an innocent one if its own is none that translated code may have.
+    float: bool,
 }
 
 impl<'a> Emit<'a> {
@@ -40,6 +45,7 @@ impl<'a> Emit<'a> {
             leaving: Vec::new(),
             detours: Vec::new(),
             vectors_checked: false,
+            float: false,
         }
     }
 
@@ -73,6 +79,7 @@ impl<'a> Emit<'a> {
             from: std::mem::take(&mut self.leaving),
             slow,
             back: Some(back),
+            float: self.float,
         });
     }
 
@@ -84,6 +91,7 @@ impl<'a> Emit<'a> {
                 from,
                 slow,
                 back: None,
+                float: self.float,
             });
         }
     }
@@ -92,13 +100,30 @@ impl<'a> Emit<'a> {
     pub(super) fn call(&mut self, slow: usize) {
         self.flags.store(&mut self.asm);
         self.flags = Flags::STORED;
-        self.call_slow(slow);
+        self.store_mxcsr();
+        self.call_slow(slow, false);
     }
 
-    fn call_slow(&mut self, slow: usize) {
+    /// The interpreter's function of the block's end, which does not come back.
+    pub(super) fn leave_by(&mut self, slow: usize) -> Links {
+        self.call(slow);
+        self.never();
+        [None; 2]
+    }
+
+    /// UD2, behind what does not come back.
+    pub(super) fn never(&mut self) {
+        self.asm.raw(&[0x0f, 0x0b]);
+    }
+
+    fn call_slow(&mut self, slow: usize, float: bool) {
         let address = &raw const self.slows[slow] as u64;
         self.asm.mov_imm64(S0, address);
-        self.asm.call_to(self.stubs.slow);
+        self.asm.call_to(if float {
+            self.stubs.slow_float
+        } else {
+            self.stubs.slow
+        });
     }
 
     /// Puts the ways to the interpreter behind the block.
@@ -107,7 +132,7 @@ impl<'a> Emit<'a> {
             for hole in detour.from {
                 self.asm.bind(hole);
             }
-            self.call_slow(detour.slow);
+            self.call_slow(detour.slow, detour.float);
             match detour.back {
                 Some((to, flags)) => {
                     if flags {
@@ -115,9 +140,28 @@ impl<'a> Emit<'a> {
                     }
                     self.asm.jmp_to(to);
                 }
-                // UD2: the interpreter has set the instruction pointer, and the stub left.
-                None => self.asm.raw(&[0x0f, 0x0b]),
+                // The interpreter has set the instruction pointer, and the stub left.
+                None => self.never(),
             }
+        }
+    }
+
+    /// Before a floating-point instruction: the host's MXCSR is the guest's. Where that has exceptions unmasked or
+    /// rounds in its own way, the interpreter runs the instruction.
+    pub(super) fn load_mxcsr(&mut self) {
+        if !self.float {
+            self.float = true;
+            self.asm.rm(false, &[0x0f, 0xae], 2, framed(place::MXCSR));
+        }
+        self.asm.rm(true, &[0x83], 7, framed(place::FLOAT));
+        self.asm.raw(&[0]);
+        self.leave_if(cc::E);
+    }
+
+    /// Before everything that is not of this block: what it raised is the guest's.
+    pub(super) fn store_mxcsr(&mut self) {
+        if std::mem::take(&mut self.float) {
+            self.asm.rm(false, &[0x0f, 0xae], 3, framed(place::MXCSR));
         }
     }
 

@@ -31,6 +31,11 @@ pub(crate) struct Frame {
     pub(super) jumps: u64,
     /// SSE instructions may run.
     pub(super) sse: u64,
+    /// Floating-point instructions may run: under an MXCSR that masks all exceptions, rounds to nearest and keeps
+    /// denormals.
+    pub(super) float: u64,
+    /// The MXCSR that they run under, with what they raised.
+    pub(super) mxcsr: u32,
     /// Address of the byte that is not zero when a device has written to code.
     pub(super) stale: u64,
     /// The count of instructions at which the budget is used up.
@@ -38,6 +43,11 @@ pub(crate) struct Frame {
     /// What an exit is about: a [`Slow`]'s address, a block, an offset in the page.
     pub(super) about: u64,
 }
+
+/// An MXCSR under which programs of the host run.
+const MXCSR_PLAIN: u32 = 0x1f80;
+/// Its sticky flags.
+const MXCSR_FLAGS: u32 = 0x3f;
 
 /// In [`Frame::flags`]: AF and OF are zero.
 pub(super) const NO_AF: u64 = 0x80;
@@ -75,6 +85,8 @@ pub(super) mod place {
     pub(crate) const CODE_TABLE: i32 = offset_of!(Frame, code_table) as i32;
     pub(crate) const JUMPS: i32 = offset_of!(Frame, jumps) as i32;
     pub(crate) const SSE: i32 = offset_of!(Frame, sse) as i32;
+    pub(crate) const FLOAT: i32 = offset_of!(Frame, float) as i32;
+    pub(crate) const MXCSR: i32 = offset_of!(Frame, mxcsr) as i32;
     pub(crate) const STALE: i32 = offset_of!(Frame, stale) as i32;
     pub(crate) const ABOUT: i32 = offset_of!(Frame, about) as i32;
     /// From the frame to the vCPU.
@@ -123,6 +135,14 @@ impl Cpu {
         self.jit.flags = (bits & 0xff) << 8 | u64::from(bits & OF != 0);
     }
 
+    /// What floating-point instructions of translated code raised.
+    #[inline(always)]
+    pub(super) fn mxcsr_from_frame(&mut self) {
+        if self.jit.float != 0 {
+            self.fp.mxcsr = self.jit.mxcsr;
+        }
+    }
+
     /// What may have changed outside translated code.
     #[inline(always)]
     pub(super) fn refresh_frame(&mut self) {
@@ -130,6 +150,9 @@ impl Cpu {
         (self.jit.data_table, self.jit.code_table) = (data as u64, code as u64);
         let sse = self.cr0 & (cr0::EM | cr0::TS) == 0 && self.cr4 & cr4::OSFXSR != 0;
         self.jit.sse = sse.into();
+        let plain = self.fp.mxcsr & !MXCSR_FLAGS == MXCSR_PLAIN;
+        self.jit.float = plain.into();
+        self.jit.mxcsr = if plain { self.fp.mxcsr } else { MXCSR_PLAIN };
         self.jit.stale = self.ram.ram.stale_code_flag().as_ptr() as u64;
     }
 }

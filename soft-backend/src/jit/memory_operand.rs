@@ -62,8 +62,9 @@ impl Emit<'_> {
         }
     }
 
-    /// Finds the memory operand of an instruction; its flags must be stored.
-    pub(super) fn probe(&mut self, i: &Instruction, access: Access, aligned: bool) -> Found {
+    /// Finds the memory operand of an instruction; its flags must be stored. With one of these bits in its address
+    /// it is the interpreter's.
+    pub(super) fn probe(&mut self, i: &Instruction, access: Access, unaligned: u8) -> Found {
         let bytes = i.memory_size().size() as i32;
         let m = self.parts(i);
         self.asm.lea(S0, m);
@@ -71,9 +72,9 @@ impl Emit<'_> {
         if let Some(segment) = based {
             self.asm.add_mem(S0, framed(place::segment_base(segment)));
         }
-        if aligned {
-            // TEST AL, 15
-            self.asm.raw(&[0xa8, 15]);
+        if unaligned != 0 {
+            // TEST AL
+            self.asm.raw(&[0xa8, unaligned]);
             self.leave_if(cc::NE);
         }
         let scratch = |r: Reg| r == S0 || r == S1;
@@ -83,7 +84,7 @@ impl Emit<'_> {
         if !simple && !again {
             self.asm.store(framed(place::TEMP), S0);
         }
-        self.find_entry();
+        self.find_entry(place::DATA_TABLE);
         self.compare(bytes, access);
         self.asm.load(S1, at(S1, tlb::ADDEND));
         if simple {
@@ -109,7 +110,7 @@ impl Emit<'_> {
     /// Finds 8 bytes at a pinned register plus a distance.
     pub(super) fn probe_at(&mut self, base: Reg, disp: i32, access: Access) -> Mem {
         self.asm.lea(S0, at(base, disp));
-        self.find_entry();
+        self.find_entry(place::DATA_TABLE);
         self.compare(8, access);
         self.asm.load(S1, at(S1, tlb::ADDEND));
         Mem {
@@ -119,12 +120,12 @@ impl Emit<'_> {
         }
     }
 
-    /// From the linear address in S0 to its TLB entry in S1.
-    fn find_entry(&mut self) {
+    /// From the linear address in S0 to its TLB entry in S1, for data or for code.
+    pub(super) fn find_entry(&mut self, table: i32) {
         self.asm.mov(S1, S0);
         self.asm.shr(S1, tlb::ENTRY_SHIFT);
         self.asm.imm(false, 4, S1, tlb::ENTRY_MASK);
-        self.asm.add_mem(S1, framed(place::DATA_TABLE));
+        self.asm.add_mem(S1, framed(table));
     }
 
     /// As the interpreter does: the page of the last byte is the one that the entry is for.

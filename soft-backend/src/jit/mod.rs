@@ -11,16 +11,19 @@
 //! Memory for code is bounded; when it is full, everything is translated anew as it runs.
 
 mod asm;
+mod bits;
 mod block;
 mod choice;
 mod control;
 mod copy;
+mod divide;
 mod emit;
 mod flags;
 mod frame;
 mod memory;
 mod memory_operand;
 mod registers;
+mod shift;
 mod stubs;
 mod vector;
 
@@ -58,6 +61,8 @@ struct Native {
 /// A translated block.
 struct Body {
     links: control::Links,
+    /// Host address of the guest's code.
+    host: u64,
     /// Its code that leaves for a dropped block.
     dead: usize,
     /// What its code refers to.
@@ -68,9 +73,14 @@ struct Body {
 pub(crate) struct Candidate<'a> {
     pub(crate) ops: &'a [Op],
     pub(crate) bytes: &'a [u8],
-    pub(crate) offset: u16,
+    /// Host address of its start.
+    pub(crate) host: u64,
+    /// And of the page that its only instruction ends in, if that is the next one.
+    pub(crate) second: Option<u64>,
     pub(crate) count: u16,
     pub(crate) fused: bool,
+    /// Events are looked at after it.
+    pub(crate) checks: bool,
 }
 
 /// How a run of translated code ended.
@@ -151,8 +161,8 @@ impl Jit {
         self.natives[at] = Native::default();
     }
 
-    /// A block has gone; its code began at this host address.
-    pub(crate) fn dropped(&mut self, id: u32, host: u64) {
+    /// A block has gone.
+    pub(crate) fn dropped(&mut self, id: u32) {
         let Some(native) = self.natives.get_mut(id as usize) else {
             return;
         };
@@ -160,8 +170,8 @@ impl Jit {
         let Some(body) = body else {
             return;
         };
-        let known = &mut self.jumps[jump_slot(host)];
-        if known[0] == host {
+        let known = &mut self.jumps[jump_slot(body.host)];
+        if known[0] == body.host {
             *known = [0; 2];
         }
         // Code of its page may lead here still.
@@ -220,9 +230,11 @@ impl Jit {
             id,
             ops: c.ops,
             bytes: c.bytes,
-            offset: c.offset,
+            offset: (c.host & (PAGE - 1)) as u16,
+            second: c.second,
             count: c.count,
             fused: c.fused,
+            checks: c.checks,
         };
         let base = self.memory.base() + self.next as u64;
         let done = source.translate(base, &self.stubs, &mut self.info);
@@ -244,6 +256,7 @@ impl Jit {
                     jump: from_start(link.jump),
                 })
             }),
+            host: c.host,
             dead: start + code.dead,
             _slows: code.slows,
         }));
@@ -270,10 +283,14 @@ impl Jit {
         }
     }
 
-    /// Runs the code of a block that begins at this host address, and what follows it.
-    pub(crate) fn run(&mut self, cpu: &mut Cpu, id: u32, host: u64, end: u64) -> Left {
-        let entry = self.memory.base() + u64::from(self.natives[id as usize].entry);
-        self.jumps[jump_slot(host)] = [host, entry];
+    /// Runs the code of a block, and what follows it.
+    pub(crate) fn run(&mut self, cpu: &mut Cpu, id: u32, end: u64) -> Left {
+        let native = &self.natives[id as usize];
+        let Some(body) = &native.body else {
+            return Left::Before(id);
+        };
+        let entry = self.memory.base() + u64::from(native.entry);
+        self.jumps[jump_slot(body.host)] = [body.host, entry];
         cpu.jit.jumps = self.jumps.as_ptr() as u64;
         cpu.jit.page = cpu.rip & !(PAGE - 1);
         cpu.jit.end = end;
@@ -284,6 +301,7 @@ impl Jit {
         let step = match why {
             status::INTERPRET | status::DEAD => {
                 cpu.flags_from_frame();
+                cpu.mxcsr_from_frame();
                 cpu.retired = cpu.jit.end.wrapping_sub(cpu.jit.budget);
                 if why == status::INTERPRET {
                     return Left::Before(cpu.jit.about as u32);

@@ -45,6 +45,17 @@ pub(super) fn guest(r: Register) -> Option<u8> {
     (r.is_gpr() && !high).then(|| (r.full_register() as u32 - Register::RAX as u32) as u8)
 }
 
+/// The guest register whose second byte a register is.
+pub(super) fn high(r: Register) -> Option<u8> {
+    match r {
+        Register::AH => Some(0),
+        Register::CH => Some(1),
+        Register::DH => Some(2),
+        Register::BH => Some(3),
+        _ => None,
+    }
+}
+
 /// A host register in a width.
 pub(super) fn named(number: Reg, bytes: usize) -> Register {
     const BYTES: [Register; 16] = [

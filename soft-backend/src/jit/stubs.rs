@@ -25,7 +25,7 @@ pub(super) mod status {
 }
 
 /// Entries of the table of translated code by host address; a power of two.
-pub(super) const JUMP_ENTRIES: usize = 4096;
+pub(super) const JUMP_ENTRIES: usize = 16384;
 
 /// The place of an address in that table.
 pub(super) fn jump_slot(host: u64) -> usize {
@@ -41,6 +41,8 @@ pub(super) struct Stubs {
     enter: u64,
     /// Called with a [`Slow`] in S0; comes back if the instruction is complete and the next one follows.
     pub(super) slow: u64,
+    /// The same where the guest's MXCSR is in the host's.
+    pub(super) slow_float: u64,
     /// Jumped to with a block in S0.
     pub(super) interpret: u64,
     /// Jumped to with an offset in S0.
@@ -86,24 +88,8 @@ impl Stubs {
         }
         a.raw(&[0xc3]);
 
-        let slow = a.here();
-        spill(&mut a);
-        a.mov(6, S0);
-        a.lea(7, framed(place::CPU));
-        a.imm(true, 5, SP, 8);
-        a.mov_imm64(S0, run_op as *const () as u64);
-        // CALL RAX
-        a.rr(false, &[0xff], 2, S0);
-        a.imm(true, 0, SP, 8);
-        // TEST EAX, EAX
-        a.rr(false, &[0x85], S0, S0);
-        let out = a.jcc(cc::NE);
-        fill(&mut a);
-        a.raw(&[0xc3]);
-        a.bind(out);
-        // Without the address to come back to.
-        a.imm(true, 0, SP, 8);
-        a.jmp_to(leave);
+        let slow = Self::slow(&mut a, leave, false);
+        let slow_float = Self::slow(&mut a, leave, true);
 
         let interpret = a.here();
         Self::exit(&mut a, status::INTERPRET, leave);
@@ -114,11 +100,43 @@ impl Stubs {
         let stubs = Stubs {
             enter,
             slow,
+            slow_float,
             interpret,
             dead,
             look_up,
         };
         (stubs, a.bytes)
+    }
+
+    /// The call of the interpreter; `float` says that the guest's MXCSR is in the host's.
+    fn slow(a: &mut Asm, leave: u64, float: bool) -> u64 {
+        let here = a.here();
+        if float {
+            // STMXCSR
+            a.rm(false, &[0x0f, 0xae], 3, framed(place::MXCSR));
+        }
+        spill(a);
+        a.mov(6, S0);
+        a.lea(7, framed(place::CPU));
+        a.imm(true, 5, SP, 8);
+        a.mov_imm64(S0, run_op as *const () as u64);
+        // CALL RAX
+        a.rr(false, &[0xff], 2, S0);
+        a.imm(true, 0, SP, 8);
+        // TEST EAX, EAX
+        a.rr(false, &[0x85], S0, S0);
+        let out = a.jcc(cc::NE);
+        fill(a);
+        if float {
+            // LDMXCSR
+            a.rm(false, &[0x0f, 0xae], 2, framed(place::MXCSR));
+        }
+        a.raw(&[0xc3]);
+        a.bind(out);
+        // Without the address to come back to.
+        a.imm(true, 0, SP, 8);
+        a.jmp_to(leave);
+        here
     }
 
     fn exit(a: &mut Asm, status: u32, leave: u64) {
@@ -199,6 +217,7 @@ unsafe extern "C" fn run_op(cpu: *mut Cpu, slow: *const Slow) -> u32 {
     if slow.flags {
         cpu.flags_from_frame();
     }
+    cpu.mxcsr_from_frame();
     let step = (op.run)(cpu, op);
     if step == Ok(Flow::Next) {
         if slow.flags {

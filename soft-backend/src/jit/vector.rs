@@ -1,4 +1,4 @@
-//! SSE instructions that are copied: moves, and arithmetic that MXCSR says nothing about.
+//! SSE instructions that are copied: moves, arithmetic, and floating point where MXCSR is a usual one.
 
 use iced_x86::{Instruction, Mnemonic as M};
 
@@ -10,12 +10,92 @@ pub(super) fn choose(i: &Instruction) -> Option<(How, Writes)> {
     let m = i.mnemonic();
     let writes = match m {
         M::Ptest => Writes::All(Kind::Exact),
-        _ if is_move(m) || is_logic(m) || is_arithmetic(m) || is_shuffle(m) => Writes::Nothing,
+        M::Comiss | M::Comisd | M::Ucomiss | M::Ucomisd => Writes::All(Kind::Exact),
+        _ if is_move(m) || is_logic(m) || is_arithmetic(m) || is_shuffle(m) || is_float(m) => {
+            Writes::Nothing
+        }
         _ => return None,
     };
+    let how = if is_float(m) { How::Float } else { How::Vector };
     (0..i.op_count())
         .any(|n| i.op_register(n).is_xmm())
-        .then_some((How::Vector, writes))
+        .then_some((how, writes))
+}
+
+/// Floating point that every processor computes alike: neither approximations nor MMX.
+fn is_float(m: M) -> bool {
+    is_float_arithmetic(m)
+        || matches!(
+            m,
+            M::Comiss
+                | M::Comisd
+                | M::Ucomiss
+                | M::Ucomisd
+                | M::Cvtsi2ss
+                | M::Cvtsi2sd
+                | M::Cvtss2si
+                | M::Cvtsd2si
+                | M::Cvttss2si
+                | M::Cvttsd2si
+                | M::Cvtss2sd
+                | M::Cvtsd2ss
+                | M::Cvtps2pd
+                | M::Cvtpd2ps
+                | M::Cvtdq2ps
+                | M::Cvtdq2pd
+                | M::Cvtps2dq
+                | M::Cvttps2dq
+                | M::Cvtpd2dq
+                | M::Cvttpd2dq
+        )
+}
+
+fn is_float_arithmetic(m: M) -> bool {
+    matches!(
+        m,
+        M::Addss
+            | M::Addsd
+            | M::Addps
+            | M::Addpd
+            | M::Subss
+            | M::Subsd
+            | M::Subps
+            | M::Subpd
+            | M::Mulss
+            | M::Mulsd
+            | M::Mulps
+            | M::Mulpd
+            | M::Divss
+            | M::Divsd
+            | M::Divps
+            | M::Divpd
+            | M::Sqrtss
+            | M::Sqrtsd
+            | M::Sqrtps
+            | M::Sqrtpd
+            | M::Minss
+            | M::Minsd
+            | M::Minps
+            | M::Minpd
+            | M::Maxss
+            | M::Maxsd
+            | M::Maxps
+            | M::Maxpd
+            | M::Cmpss
+            | M::Cmpsd
+            | M::Cmpps
+            | M::Cmppd
+            | M::Roundss
+            | M::Roundsd
+            | M::Roundps
+            | M::Roundpd
+            | M::Haddps
+            | M::Haddpd
+            | M::Hsubps
+            | M::Hsubpd
+            | M::Addsubps
+            | M::Addsubpd
+    )
 }
 
 fn is_move(m: M) -> bool {

@@ -222,7 +222,11 @@ impl Cpu {
 
     /// Translates for instruction fetch: the guest physical address.
     pub(crate) fn fetch(&mut self, va: u64) -> R<u64> {
-        if let Some(host) = self.tlb.code(self.table, va)
+        let known = self.tlb.code(self.table, va).or_else(|| {
+            let back = self.tlb.put_back(self.table, va, Access::Exec);
+            back.then(|| self.tlb.code(self.table, va)).flatten()
+        });
+        if let Some(host) = known
             && let Some(gpa) = self.ram.gpa(host)
         {
             return Ok(gpa);
@@ -277,6 +281,10 @@ impl Cpu {
             e.read
         };
         if have == va & PAGE_MASK {
+            return Ok(Place::Ram(HostPtr::from_tlb(e.addend, va)));
+        }
+        if self.tlb.put_back(table, va, kind) {
+            let e = self.tlb.entry(table, va);
             return Ok(Place::Ram(HostPtr::from_tlb(e.addend, va)));
         }
         if !crate::cpu::state::canonical(va) {

@@ -13,9 +13,13 @@ use crate::cpu::{Cpu, flags};
 use crate::mem::{PAGE, RamMap, raw::HostPtr};
 
 /// Entries of a privilege's table; a power of two.
-const ENTRIES: usize = 1024;
+const ENTRIES: usize = 4096;
 /// Entries of all tables.
 const ALL: usize = ENTRIES * 4;
+/// Entries that others have displaced, of any table: pages that share a place would displace each other for ever.
+const DISPLACED: usize = 16;
+/// All entries; those displaced come last.
+const ROOM: usize = ALL + 64;
 /// No tag: no page has this address.
 const NONE: u64 = u64::MAX;
 
@@ -82,10 +86,10 @@ pub(crate) const ADDEND: i32 = offset_of!(Entry, addend) as i32;
 const _: () = assert!(size_of::<Entry>().is_power_of_two());
 
 /// A set of entries.
-struct Entries([u64; ALL / 64]);
+struct Entries([u64; ROOM / 64]);
 
 impl Entries {
-    const NONE: Self = Entries([0; ALL / 64]);
+    const NONE: Self = Entries([0; ROOM / 64]);
 
     fn add(&mut self, at: usize) {
         self.0[at / 64] |= 1 << (at % 64);
@@ -93,6 +97,21 @@ impl Entries {
 
     fn remove(&mut self, at: usize) {
         self.0[at / 64] &= !(1 << (at % 64));
+    }
+
+    fn has(&self, at: usize) -> bool {
+        self.0[at / 64] >> (at % 64) & 1 != 0
+    }
+
+    fn swap(&mut self, a: usize, b: usize) {
+        let (had_a, had_b) = (self.has(a), self.has(b));
+        for (at, has) in [(a, had_b), (b, had_a)] {
+            if has {
+                self.add(at);
+            } else {
+                self.remove(at);
+            }
+        }
     }
 
     /// Calls `f` for each.
@@ -134,7 +153,11 @@ impl LargePages {
 
 /// The tables.
 pub(crate) struct Tlb {
-    entries: [Entry; ALL],
+    entries: [Entry; ROOM],
+    /// The tables that the displaced entries are of.
+    displaced_from: [Table; DISPLACED],
+    /// Where the next one goes.
+    next_displaced: usize,
     /// The entries that hold something.
     used: Entries,
     /// Those of pages that are not global.
@@ -147,7 +170,9 @@ impl Tlb {
     /// Empty tables.
     pub(crate) fn new() -> Box<Self> {
         Box::new(Tlb {
-            entries: [EMPTY; ALL],
+            entries: [EMPTY; ROOM],
+            displaced_from: [Table::SUPERVISOR; DISPLACED],
+            next_displaced: 0,
             used: Entries::NONE,
             local: Entries::NONE,
             large_local: LargePages::default(),
@@ -204,13 +229,20 @@ impl Tlb {
         } else {
             table
         };
+        self.forget_displaced(va, |from| from == table);
         let at = Self::slot(table, va) & (ALL - 1);
         let e = &mut self.entries[at];
         let other = |tag: u64| tag != NONE && tag != base;
-        if e.addend != addend || other(e.read) || other(e.write) || other(e.exec) {
-            *e = Entry { addend, ..EMPTY };
+        let displaces = other(e.read) || other(e.write) || other(e.exec);
+        if e.addend != addend || displaces {
+            let old = std::mem::replace(e, Entry { addend, ..EMPTY });
+            let local = self.local.has(at);
             self.local.remove(at);
+            if displaces {
+                self.displace(table, old, local);
+            }
         }
+        let e = &mut self.entries[at];
         self.used.add(at);
         if !leaf.global {
             self.local.add(at);
@@ -225,11 +257,55 @@ impl Tlb {
         }
     }
 
+    /// Keeps an entry that has lost its place.
+    fn displace(&mut self, table: Table, entry: Entry, local: bool) {
+        let n = self.next_displaced;
+        self.next_displaced = (n + 1) % DISPLACED;
+        self.displaced_from[n] = table;
+        let at = ALL + n;
+        self.entries[at] = entry;
+        self.used.add(at);
+        if local {
+            self.local.add(at);
+        } else {
+            self.local.remove(at);
+        }
+    }
+
+    /// Puts an entry that was displaced into its place again, and what is there among the displaced. True if it
+    /// has this kind of access.
+    pub(super) fn put_back(&mut self, table: Table, va: u64, kind: Access) -> bool {
+        let base = va & !(PAGE - 1);
+        let table = if kind == Access::Exec {
+            table.of_code()
+        } else {
+            table
+        };
+        let tag = |e: &Entry| match kind {
+            Access::Read => e.read,
+            Access::Write => e.write,
+            Access::Exec => e.exec,
+        };
+        let found = self.entries[ALL..ALL + DISPLACED]
+            .iter()
+            .zip(&self.displaced_from)
+            .position(|(e, from)| *from == table && tag(e) == base);
+        let Some(n) = found else {
+            return false;
+        };
+        let (at, from) = (Self::slot(table, va) & (ALL - 1), ALL + n);
+        self.entries.swap(at, from);
+        self.used.swap(at, from);
+        self.local.swap(at, from);
+        true
+    }
+
     /// Forgets the page of an address, whatever its size, under every privilege.
     fn forget(&mut self, va: u64) {
         for table in [Table::SUPERVISOR, Table::USER, Table::SUPERVISOR_AC] {
             self.forget_entry(Self::slot(table, va));
         }
+        self.forget_displaced(va, |_| true);
         for shift in LARGE_SHIFTS {
             if self.large_local.may_hold(va, shift) || self.large_global.may_hold(va, shift) {
                 self.forget_range(va, shift);
@@ -250,6 +326,17 @@ impl Tlb {
         });
         for at in gone {
             self.forget_entry(at);
+        }
+    }
+
+    /// Forgets displaced entries of a page, of tables for which this holds.
+    fn forget_displaced(&mut self, va: u64, of: impl Fn(Table) -> bool) {
+        let base = va & !(PAGE - 1);
+        for n in 0..DISPLACED {
+            let e = &self.entries[ALL + n];
+            if [e.read, e.write, e.exec].contains(&base) && of(self.displaced_from[n]) {
+                self.forget_entry(ALL + n);
+            }
         }
     }
 

@@ -27,26 +27,68 @@ fn value(r: &mut Random) -> u64 {
     }
 }
 
+/// Half of a vector register.
+fn lane(r: &mut Random) -> u64 {
+    const SPECIAL: [f64; 10] = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.5,
+        1e300,
+        3e-310,
+        f64::INFINITY,
+        f64::NAN,
+        4e9,
+        0.1,
+    ];
+    let special = SPECIAL[r.below(SPECIAL.len() as u64) as usize];
+    match r.below(4) {
+        0 => value(r),
+        1 => {
+            let narrow = u64::from((special as f32).to_bits());
+            narrow << 32 | u64::from((r.below(1000) as f32 - 500.0).to_bits())
+        }
+        2 => special.to_bits(),
+        _ => (r.below(1 << 20) as f64 / 1024.0).to_bits(),
+    }
+}
+
+/// Mostly one under which translated code computes, with any flags.
+fn mxcsr(r: &mut Random) -> u32 {
+    let flags = r.next() as u32 & 0x3f;
+    match r.below(8) {
+        0 => (r.next() as u32 & 0xffff) | flags,
+        1 => 0x1f80 | 0x6000 & r.next() as u32 | flags,
+        _ => 0x1f80 | flags,
+    }
+}
+
 /// Opcodes that programs are made of come more often than others.
 fn bytes(r: &mut Random) -> Vec<u8> {
     const COMMON: &[u8] = &[
         0x01, 0x03, 0x09, 0x0b, 0x11, 0x13, 0x19, 0x1b, 0x21, 0x23, 0x29, 0x2b, 0x31, 0x33, 0x39,
         0x3b, 0x38, 0x3a, 0x63, 0x69, 0x6b, 0x80, 0x81, 0x83, 0x84, 0x85, 0x88, 0x89, 0x8a, 0x8b,
         0x8d, 0xc0, 0xc1, 0xc6, 0xc7, 0xc9, 0xd1, 0xd3, 0xf6, 0xf7, 0xfe, 0xff, 0x50, 0x51, 0x54,
-        0x58, 0x5a, 0x5c, 0x98, 0x99, 0x05, 0x25, 0x3d, 0xa8, 0xa9, 0xb8, 0xbf, 0x68, 0x6a,
+        0x58, 0x5a, 0x5c, 0x98, 0x99, 0x05, 0x25, 0x3d, 0xa8, 0xa9, 0xb8, 0xbf, 0x68, 0x6a, 0x86,
+        0x87, 0x93, 0x99, 0xd1, 0xd3, 0xc1, 0xf7, 0xf7, 0xff,
     ];
     const COMMON_0F: &[u8] = &[
         0x10, 0x11, 0x28, 0x29, 0x40, 0x42, 0x44, 0x4c, 0x4f, 0x54, 0x57, 0x6e, 0x6f, 0x7e, 0x7f,
         0x90, 0x92, 0x94, 0x9c, 0x9f, 0xa3, 0xa4, 0xa5, 0xac, 0xaf, 0xb6, 0xb7, 0xba, 0xbe, 0xbf,
         0xb8, 0xc1, 0xb1, 0xc8, 0xd6, 0xd7, 0xef, 0xfe, 0x70, 0x72, 0x73, 0x61, 0x62, 0x6c, 0xc6,
-        0xd4, 0xeb, 0xdb, 0xfa, 0x12, 0x16, 0x17, 0x13, 0xc4, 0xc5,
+        0xd4, 0xeb, 0xdb, 0xfa, 0x12, 0x16, 0x17, 0x13, 0xc4, 0xc5, 0xb0, 0xc0, 0xab, 0xb3, 0xbb,
+        0xba, 0xbc, 0xbd, 0x0d, 0x18,
+    ];
+    const FLOATING: &[u8] = &[
+        0x51, 0x58, 0x59, 0x5c, 0x5d, 0x5e, 0x5f, 0x2a, 0x2c, 0x2d, 0x2e, 0x2f, 0x5a, 0x5b, 0xc2,
+        0xe6, 0x7c, 0xd0,
     ];
     let mut code = Vec::new();
     match r.below(8) {
         0 | 1 => code.push(0x66),
         2 => code.push(0xf3),
         3 => code.push(0xf2),
-        4 if r.below(4) == 0 => code.push([0x64, 0x65, 0xf0][r.below(3) as usize]),
+        4 if r.below(2) == 0 => code.push([0x64, 0x65, 0xf0][r.below(3) as usize]),
         _ => {}
     }
     if r.below(3) != 0 {
@@ -55,9 +97,16 @@ fn bytes(r: &mut Random) -> Vec<u8> {
     let pick = |r: &mut Random, list: &[u8]| list[r.below(list.len() as u64) as usize];
     match r.below(10) {
         0..=4 => code.push(pick(r, COMMON)),
-        5..=7 => code.extend([0x0f, pick(r, COMMON_0F)]),
+        5 | 6 => code.extend([0x0f, pick(r, COMMON_0F)]),
+        7 => code.extend([0x0f, pick(r, FLOATING)]),
         8 => code.extend([0x0f, [0x38, 0x3a][r.below(2) as usize], r.next() as u8]),
         _ => code.push(r.next() as u8),
+    }
+    if r.below(6) == 0 {
+        // An address without registers.
+        let at = SCRATCH + r.below(SCRATCH_BYTES as u64);
+        code.extend([(r.below(8) as u8) << 3 | 4, 0x25]);
+        code.extend((at as u32).to_le_bytes());
     }
     for n in 0..10 {
         // Small immediates and displacements.
@@ -125,6 +174,7 @@ fn rig() -> Rig {
 struct Start {
     regs: [u64; 16],
     xmm: [u128; 16],
+    mxcsr: u32,
     flags: u64,
     scratch: Vec<u8>,
 }
@@ -137,6 +187,7 @@ fn begin(rig: &mut Rig, s: &Start, at: u64) {
     cpu.regs[..16].copy_from_slice(&s.regs);
     cpu.fp = Default::default();
     cpu.fp.xmm = s.xmm;
+    cpu.fp.mxcsr = s.mxcsr;
     cpu.set_rflags(s.flags);
     cpu.rip = at;
     cpu.retired = 0;
@@ -205,9 +256,8 @@ fn compare(jit: Option<Jit>, seed: u64) {
         }
         let mut start = Start {
             regs: std::array::from_fn(|_| value(&mut r)),
-            xmm: std::array::from_fn(|_| {
-                u128::from(value(&mut r)) << 64 | u128::from(value(&mut r))
-            }),
+            xmm: std::array::from_fn(|_| u128::from(lane(&mut r)) << 64 | u128::from(lane(&mut r))),
+            mxcsr: mxcsr(&mut r),
             flags: 2 | r.next() & 0x8d5,
             scratch,
         };
