@@ -16,7 +16,7 @@
 //!
 //! # Errors
 //!
-//! [`BenchError`](crate::BenchError); machines are removed whatever happens.
+//! [`BenchError`]; machines are removed whatever happens.
 
 mod qemu;
 mod report;
