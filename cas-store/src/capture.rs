@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::codec::{Compression, PreparedChunk, check_length};
+use crate::codec::{Compression, PreparedChunk, check_length, encode};
 use crate::error::{ReadError, StoreError};
 use crate::pack::sink::{PackLimits, PackSink};
 use crate::packset::PackSet;
@@ -117,9 +117,9 @@ impl Capture {
             return Ok(id);
         }
         let stored = self.raw_len(&id)?.is_some()
-            || !self
-                .sink
-                .append(&PreparedChunk::with_id(id, data, self.compression)?)?;
+            || !encode(data, self.compression, |codec, stored| {
+                self.sink.append_encoded(id, data.len(), codec, stored)
+            })??;
         self.count(data.len() as u64, stored);
         Ok(id)
     }

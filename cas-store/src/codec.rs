@@ -78,12 +78,11 @@ impl PreparedChunk {
                 stored: Vec::new(),
             });
         }
-        let (codec, stored) = compress(data, compression)?;
-        Ok(Self {
+        encode(data, compression, |codec, stored| Self {
             id,
             raw_len: data.len(),
             codec,
-            stored,
+            stored: stored.to_vec(),
         })
     }
 
@@ -115,28 +114,47 @@ pub(crate) fn check_length(data: &[u8]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The bytes to store and their codec; raw where compression gains too little to pay for decoding.
-fn compress(data: &[u8], compression: Compression) -> Result<(Codec, Vec<u8>), StoreError> {
+/// Hands the bytes to store and their codec to `work`; raw where compression gains too little to pay for decoding. They lie in the
+/// thread's own buffer, or are `data`: blocks of this size would be mapped and unmapped for each chunk.
+pub(crate) fn encode<T>(
+    data: &[u8],
+    compression: Compression,
+    work: impl FnOnce(Codec, &[u8]) -> T,
+) -> Result<T, StoreError> {
     let useful = data.len() - data.len().div_ceil(16);
-    let (codec, packed) = match compression {
-        Compression::None => return Ok((Codec::Raw, data.to_vec())),
-        Compression::Lz4 => (Codec::Lz4, lz4_flex::block::compress(data)),
-        Compression::Zstd { level } => (Codec::Zstd, compress_zstd(data, level)?),
-    };
-    if packed.len() <= useful {
-        Ok((codec, packed))
-    } else {
-        Ok((Codec::Raw, data.to_vec()))
+    with_scratch(|packed| {
+        let (codec, length) = match compression {
+            Compression::None => return Ok(work(Codec::Raw, data)),
+            Compression::Lz4 => (Codec::Lz4, compress_lz4(data, packed)?),
+            Compression::Zstd { level } => (Codec::Zstd, compress_zstd(data, level, packed)?),
+        };
+        match packed.get(..length) {
+            Some(packed) if length <= useful => Ok(work(codec, packed)),
+            _ => Ok(work(Codec::Raw, data)),
+        }
+    })
+}
+
+fn compress_lz4(data: &[u8], out: &mut Vec<u8>) -> Result<usize, StoreError> {
+    let most = lz4_flex::block::get_maximum_output_size(data.len());
+    if out.len() < most {
+        out.resize(most, 0);
     }
+    lz4_flex::block::compress_into(data, out)
+        .map_err(|error| StoreError::Compress(std::io::Error::other(error)))
 }
 
 #[cfg(feature = "zstd")]
-fn compress_zstd(data: &[u8], level: i32) -> Result<Vec<u8>, StoreError> {
-    zstd::bulk::compress(data, level).map_err(StoreError::Compress)
+fn compress_zstd(data: &[u8], level: i32, out: &mut Vec<u8>) -> Result<usize, StoreError> {
+    let most = zstd::zstd_safe::compress_bound(data.len());
+    if out.len() < most {
+        out.resize(most, 0);
+    }
+    zstd::bulk::compress_to_buffer(data, &mut out[..], level).map_err(StoreError::Compress)
 }
 
 #[cfg(not(feature = "zstd"))]
-fn compress_zstd(_data: &[u8], _level: i32) -> Result<Vec<u8>, StoreError> {
+fn compress_zstd(_data: &[u8], _level: i32, _out: &mut Vec<u8>) -> Result<usize, StoreError> {
     Err(StoreError::CodecNotBuilt(Codec::Zstd))
 }
 

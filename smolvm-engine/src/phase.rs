@@ -198,6 +198,7 @@ phases! {
 impl Phase {
     /// Called by the process that reaches this phase.
     pub(crate) fn reached(self) {
+        tracing::debug!(phase = self.name(), "reached");
         static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
         let variable = || std::env::var_os(HOLD_VARIABLE).filter(|value| !value.is_empty());
         let own = || {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::builder::{PackBuilder, PackPlan, StagedPack};
 use super::layout::{Entry, MAX_ENTRIES};
-use crate::codec::PreparedChunk;
+use crate::codec::{Codec, PreparedChunk};
 use crate::error::StoreError;
 use crate::{ChunkId, PackId};
 use durable_files::FileBackend;
@@ -136,14 +136,25 @@ impl PackSink {
 
     /// Appends a chunk unless it is here already (then false) or is the zero chunk.
     pub(crate) fn append(&self, chunk: &PreparedChunk) -> Result<bool, StoreError> {
+        self.append_encoded(chunk.id, chunk.raw_len, chunk.codec, &chunk.stored)
+    }
+
+    /// The same for a chunk of `raw_len` bytes that is encoded as `stored`.
+    pub(crate) fn append_encoded(
+        &self,
+        id: ChunkId,
+        raw_len: usize,
+        codec: Codec,
+        stored: &[u8],
+    ) -> Result<bool, StoreError> {
         let entry = Entry {
-            id: chunk.id,
+            id,
             offset: 0,
-            stored_len: chunk.stored.len() as u32,
-            raw_len: chunk.raw_len as u32,
-            codec: chunk.codec as u8,
+            stored_len: stored.len() as u32,
+            raw_len: raw_len as u32,
+            codec: codec as u8,
         };
-        self.append_stored(entry, &chunk.stored)
+        self.append_stored(entry, stored)
     }
 
     /// The same for bytes that are encoded already; `entry.offset` is chosen here.

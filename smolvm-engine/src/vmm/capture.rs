@@ -5,7 +5,7 @@
 //! new top, the kept copies are patched with what was written since. It runs again before anything of
 //! that is sent.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
@@ -376,7 +376,8 @@ impl Kept {
 struct Sender<'a> {
     ram: &'a GuestRam,
     window: &'a File,
-    free: VecDeque<u32>,
+    /// The one that was freed last is filled next: what was just used is in the processor's cache, and memory.
+    free: Vec<u32>,
     batch: Vec<CapturedChunk>,
     buffer: Vec<u8>,
     socket: &'a CaptureSocket,
@@ -395,7 +396,7 @@ impl<'a> Sender<'a> {
         Self {
             ram,
             window,
-            free: (0..slots).collect(),
+            free: (0..slots).rev().collect(),
             batch: Vec::new(),
             buffer: vec![0; CHUNK_BYTES as usize],
             socket,
@@ -463,7 +464,7 @@ impl<'a> Sender<'a> {
 
     fn take_slot(&mut self) -> Result<u32, CaptureError> {
         loop {
-            if let Some(slot) = self.free.pop_front() {
+            if let Some(slot) = self.free.pop() {
                 return Ok(slot);
             }
             // The supervisor can free only what it knows of.
