@@ -31,6 +31,8 @@ fn long() -> bool {
 
 struct Bed {
     engine: Engine,
+    /// The same, whose machines are interpreted.
+    interpreting: Engine,
     _folder: tempfile::TempDir,
 }
 
@@ -56,9 +58,11 @@ impl Bed {
         }
         let model = ProcessModel::Processes { program: smolvm };
         let options = EngineOptions::new(Home::at(folder.path()), model);
-        let engine = Engine::open(options.with_booted_points(false));
+        let options = options.with_booted_points(false);
+        let open = |options| Engine::open(options).expect("an engine");
         Some(Self {
-            engine: engine.expect("an engine"),
+            engine: open(options.clone()),
+            interpreting: open(options.with_translation(false)),
             _folder: folder,
         })
     }
@@ -74,13 +78,20 @@ impl Bed {
     }
 
     fn run(&self, name: &str, seed: u64) -> DeterministicMachine {
-        let run = self.engine.run_deterministic(&machine(name), seed);
+        Self::run_with(&self.engine, name, seed)
+    }
+
+    fn run_with(engine: &Engine, name: &str, seed: u64) -> DeterministicMachine {
+        let run = engine.run_deterministic(&machine(name), seed);
         run.unwrap_or_else(|error| panic!("{name}: {}", chain(&error)))
     }
 
     /// Starts a machine, runs the script in it and goes on to `LATE`.
     fn whole_run(&self, name: &str, seed: u64) -> (String, [MachineDigest; 2]) {
-        let mut machine = self.run(name, seed);
+        Self::whole_run_of(self.run(name, seed))
+    }
+
+    fn whole_run_of(mut machine: DeterministicMachine) -> (String, [MachineDigest; 2]) {
         let said = sh(&mut machine, SCRIPT);
         let early = machine.digest().expect("a digest");
         assert!(early.instructions < LATE, "{early:?}");
@@ -136,6 +147,8 @@ fn a_booted_guest_repeats_itself() {
         assert_ne!(first.1[0].disk_writes, first.1[1].disk_writes);
         let second = beside_busy_loops(|| bed.whole_run(&name, 1));
         assert_eq!(second, first, "{cpus} vCPUs");
+        let third = Bed::whole_run_of(Bed::run_with(&bed.interpreting, &name, 1));
+        assert_eq!(third, first, "{cpus} vCPUs, interpreted");
         if long() {
             let other = bed.whole_run(&name, 2);
             assert_ne!(other.0, first.0);

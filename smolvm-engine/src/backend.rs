@@ -41,20 +41,48 @@ pub fn probe(backend: Backend) -> Result<(), HypervisorError> {
 
 /// Opens a backend; `Auto` the first that is usable.
 pub(crate) fn open(backend: Backend) -> Result<Box<dyn Hypervisor>, BackendError> {
+    open_with(backend, soft_backend::SoftOptions::default())
+}
+
+/// As [`open`], with how the software CPU works.
+fn open_with(
+    backend: Backend,
+    options: soft_backend::SoftOptions,
+) -> Result<Box<dyn Hypervisor>, BackendError> {
     match backend {
         Backend::Kvm => Ok(kvm_backend::open()?),
         Backend::Hvf => Ok(hvf_backend::open()?),
-        Backend::Soft => Ok(Box::new(soft_backend::open(
-            soft_backend::SoftOptions::default(),
-        )?)),
-        Backend::Auto => open(choose_now()?.backend),
+        Backend::Soft => Ok(Box::new(soft_backend::open(options)?)),
+        Backend::Auto => open_with(choose_now()?.backend, options),
     }
+}
+
+/// Opens what a machine runs on; with `deterministic`, time is the software CPU's count of instructions.
+pub(crate) fn open_for(
+    backend: Backend,
+    interpret: bool,
+    deterministic: bool,
+) -> Result<Box<dyn Hypervisor>, BackendError> {
+    let mut options = soft_backend::SoftOptions::default().with_deterministic(deterministic);
+    if interpret {
+        options = options.with_translate_after(None);
+    }
+    let backend = if deterministic {
+        Backend::Soft
+    } else {
+        backend
+    };
+    open_with(backend, options)
 }
 
 /// Opens the software CPU for a machine whose time is the count of instructions.
 pub(crate) fn open_deterministic() -> Result<Box<dyn Hypervisor>, BackendError> {
-    let options = soft_backend::SoftOptions::default().with_deterministic(true);
-    Ok(Box::new(soft_backend::open(options)?))
+    open_for(Backend::Soft, false, true)
+}
+
+/// With the software CPU, by its name: whether code that runs often is translated here.
+pub(crate) fn translates(backend: &str, interpret: bool) -> Option<bool> {
+    (backend == Backend::Soft.name()).then(|| !interpret && soft_backend::translates())
 }
 
 /// The verdict on one backend, as kept in the cache.

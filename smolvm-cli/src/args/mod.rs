@@ -52,6 +52,7 @@ pub(crate) use system::{CompletionsArgs, DfArgs, HelpArgs};
         SMOLVM_HOME          where everything is kept [default: $XDG_DATA_HOME/smolvm, else ~/.local/share/smolvm]\n  \
         SMOLVM_MACHINE_NAME  the machine that is meant where --name is left out\n  \
         SMOLVM_BACKEND       default of --backend [default: auto]\n  \
+        SMOLVM_TRANSLATION   `off`: the software CPU only interprets [default: on]\n  \
         SMOLVM_BOOTED_POINTS `off`: each first start boots (see start --cold) [default: on]\n  \
         SMOLVM_LOG           what is logged to stderr, for instance debug [default: warn]\n\n\
         Exit codes:\n  \

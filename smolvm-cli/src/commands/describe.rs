@@ -47,6 +47,7 @@ pub(crate) fn object_of(machine: &MachineInfo) -> Value {
         "reason": reason,
         "ready": machine.ready,
         "backend": machine.backend.as_deref().unwrap_or(spec.backend.name()),
+        "translates": machine.translates,
         "cpus": machine.vcpus.or(spec.cpus),
         "memory_bytes": spec.memory_bytes,
         "disk_bytes": spec.disk_bytes,
@@ -86,6 +87,17 @@ pub(crate) fn saving_failed(saving: &Saving) -> Option<&str> {
     match saving {
         Saving::Failed { reason } => Some(reason),
         _ => None,
+    }
+}
+
+/// The backend, and how it works.
+pub(crate) fn backend(machine: &MachineInfo) -> String {
+    let name = machine.backend.clone();
+    let name = name.unwrap_or_else(|| machine.spec.backend.to_string());
+    match machine.translates {
+        Some(true) => format!("{name}, translating what runs often"),
+        Some(false) => format!("{name}, interpreting"),
+        None => name,
     }
 }
 

@@ -162,13 +162,7 @@ fn lines(machine: &MachineInfo) -> Vec<(&'static str, String)> {
         ("state", describe::state(&machine.state)),
         ("from", describe::origin(&machine.origin)),
         ("created", format_utc(machine.created_unix)),
-        (
-            "backend",
-            machine
-                .backend
-                .clone()
-                .unwrap_or_else(|| spec.backend.to_string()),
-        ),
+        ("backend", describe::backend(machine)),
         (
             "cpus",
             cpus.map_or_else(

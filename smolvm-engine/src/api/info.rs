@@ -75,6 +75,8 @@ pub struct MachineInfo {
     pub head: Option<String>,
     /// The backend, while it runs.
     pub backend: Option<String>,
+    /// With the software CPU, while it runs: whether code that runs often is translated; otherwise all is interpreted.
+    pub translates: Option<bool>,
     /// vCPUs, while it runs.
     pub vcpus: Option<u8>,
     /// Seconds since 1970 when it was started, while it runs.
@@ -167,6 +169,7 @@ pub(super) fn describe(file: MachineFile, running: bool, live: Option<LiveStatus
         created_unix: file.created_unix,
         head: file.head,
         backend: live.as_ref().map(|live| live.backend.clone()),
+        translates: live.as_ref().and_then(|live| live.translates),
         vcpus: live.as_ref().map(|live| live.vcpus),
         paused_unix,
         started_unix: live.as_ref().map(|live| live.started_unix),

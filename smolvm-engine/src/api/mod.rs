@@ -92,6 +92,9 @@ pub struct EngineOptions {
     /// The first start of a machine from an image goes on at the cached booted point of one of its kind, and the first boot of
     /// a kind leaves one behind. Without, each boots for itself.
     pub booted_points: bool,
+    /// The software CPU translates code that runs often, where the host lets it; without, it interprets all of it. Guests do
+    /// the same either way.
+    pub translation: bool,
 }
 
 impl EngineOptions {
@@ -102,6 +105,7 @@ impl EngineOptions {
             process_model,
             default_machine: None,
             booted_points: true,
+            translation: true,
         }
     }
 
@@ -109,6 +113,13 @@ impl EngineOptions {
     #[must_use]
     pub fn with_booted_points(mut self, booted_points: bool) -> Self {
         self.booted_points = booted_points;
+        self
+    }
+
+    /// Lets the software CPU of machines that it starts translate code, or not.
+    #[must_use]
+    pub fn with_translation(mut self, translation: bool) -> Self {
+        self.translation = translation;
         self
     }
 
@@ -120,18 +131,19 @@ impl EngineOptions {
     }
 
     /// The home that the environment names, machines as processes of the calling program. The machine that
-    /// `SMOLVM_MACHINE_NAME` names is meant where none is. Booted points are not used where `SMOLVM_BOOTED_POINTS` is `off`.
+    /// `SMOLVM_MACHINE_NAME` names is meant where none is. Booted points are not used where `SMOLVM_BOOTED_POINTS` is `off`,
+    /// and the software CPU only interprets where `SMOLVM_TRANSLATION` is.
     pub fn from_environment() -> Result<Self, EngineError> {
         let program = std::env::current_exe()
             .map_err(FileError::at("find", Path::new("the running program")))?;
         let model = ProcessModel::Processes { program };
         let named = std::env::var("SMOLVM_MACHINE_NAME").ok();
         let named = named.filter(|name| !name.is_empty());
-        let booted_points =
-            std::env::var_os("SMOLVM_BOOTED_POINTS").is_none_or(|use_| use_ != "off");
+        let on = |name| std::env::var_os(name).is_none_or(|word| word != "off");
         Ok(Self::new(Home::from_environment()?, model)
             .with_default_machine(named)
-            .with_booted_points(booted_points))
+            .with_booted_points(on("SMOLVM_BOOTED_POINTS"))
+            .with_translation(on("SMOLVM_TRANSLATION")))
     }
 }
 

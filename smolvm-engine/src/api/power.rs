@@ -134,6 +134,7 @@ impl Engine {
         let alone = Alone {
             booted_points: self.options.booted_points,
             cold: options.cold,
+            interpret: !self.options.translation,
         };
         let mut report = self.launch(name, dir, alone);
         if file.booted.is_none() && self.was_booted_in_vain(name, dir, &report)? {

@@ -124,7 +124,11 @@ impl Engine {
                 // Nothing runs from here on.
                 self.wait_for_end(name, &dir)?;
                 self.put_back(&dir, name, file.undos, &target)?;
-                self.launch(name, &dir, Alone::default())?
+                let alone = Alone {
+                    interpret: !self.options.translation,
+                    ..Alone::default()
+                };
+                self.launch(name, &dir, alone)?
             }
         };
         drop(held);

@@ -50,6 +50,8 @@ pub(crate) struct Alone {
     pub(crate) booted_points: bool,
     /// It boots.
     pub(crate) cold: bool,
+    /// The software CPU only interprets.
+    pub(crate) interpret: bool,
 }
 
 /// What the supervisor of a branch is told.
@@ -57,6 +59,8 @@ pub(crate) struct Alone {
 pub(crate) struct StartAsChild {
     /// Full id of the point that memory was equal to, but for the pages that count as written.
     pub(crate) base: Option<String>,
+    /// The source's software CPU only interprets, and so does the branch's.
+    pub(crate) interpret: bool,
 }
 
 /// What a machine begins with, but for the bytes of its memory. Written by one VMM and read by others, or by the supervisor that makes

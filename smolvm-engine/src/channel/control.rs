@@ -211,6 +211,8 @@ pub(crate) struct LiveStatus {
     pub(crate) pending: Vec<String>,
     /// The backend in use.
     pub(crate) backend: String,
+    /// With the software CPU: whether code that runs often is translated.
+    pub(crate) translates: Option<bool>,
     /// Number of vCPUs.
     pub(crate) vcpus: u8,
     /// Process id of the VMM; 0 when it is a thread.

@@ -97,6 +97,8 @@ pub(crate) struct StartMachine {
     pub(crate) inherited: Option<usize>,
     /// Run on the software CPU as a deterministic machine that follows from this seed.
     pub(crate) deterministic: Option<u64>,
+    /// The software CPU only interprets.
+    pub(crate) interpret: bool,
 }
 
 /// Descriptors that go with [`ToVmm::Start`], in this order, after them the disk's layers from bottom

@@ -159,6 +159,10 @@ fn start(
         Beginning::Alone(alone) => Some(*alone),
         Beginning::AsChild(_) => None,
     };
+    let interpret = match &beginning {
+        Beginning::Alone(alone) => alone.interpret,
+        Beginning::AsChild(child) => child.point.interpret,
+    };
     // A new branch has nothing that is left over.
     if alone.is_some()
         && let Err(error) = tidy(dir, &machine)
@@ -206,6 +210,7 @@ fn start(
         backend,
         vcpus,
         cpu: &cpu,
+        interpret,
     };
     let begun = launch.begin(machine, restore, beginning, booted)?;
     let recorded = dir.change(|machine| {
@@ -239,6 +244,7 @@ fn start(
         default_store: home.store(),
         vmm_socket: Mutex::new(vmm.socket.try_clone().map_err(ChannelError::Io)?),
         backend: backend.to_string(),
+        interpret,
         vcpus,
         vmm_pid: vmm.pid(),
         vmm_process: vmm.pidfd(),
@@ -289,6 +295,7 @@ struct Launch<'a> {
     backend: Backend,
     vcpus: u8,
     cpu: &'a str,
+    interpret: bool,
 }
 
 impl Launch<'_> {
@@ -390,6 +397,7 @@ impl Launch<'_> {
             restore: machine.restore.is_some(),
             inherited: inherited.map(<[OwnedFd]>::len),
             deterministic: None,
+            interpret: self.interpret,
         };
         let inherited = inherited.unwrap_or_default();
         Ok(vmm_process::start(

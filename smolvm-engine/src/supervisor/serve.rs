@@ -12,6 +12,7 @@ use super::agent::AgentError;
 use super::checkpoint::{Branched, branch, checkpoint, compact_packs, pause, tidy_paused};
 use super::shared::Shared;
 use super::undo::undo;
+use crate::backend;
 use crate::channel::control::{Control, ControlReply, LiveStatus};
 use crate::channel::messages::ToVmm;
 use crate::channel::{self, ChannelError};
@@ -203,6 +204,7 @@ fn status(shared: &Arc<Shared>, ping: bool) -> LiveStatus {
         trouble: shared.trouble(),
         pending: shared.pending(),
         backend: shared.backend.clone(),
+        translates: backend::translates(&shared.backend, shared.interpret),
         vcpus: shared.vcpus,
         vmm_pid: shared.vmm_pid,
         started_unix: shared.started_unix,

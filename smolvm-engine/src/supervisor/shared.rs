@@ -36,6 +36,8 @@ pub(super) struct Shared {
     pub(super) dialer: AgentDialer,
     pub(super) vmm_socket: Mutex<UnixStream>,
     pub(super) backend: String,
+    /// The software CPU only interprets.
+    pub(super) interpret: bool,
     pub(super) vcpus: u8,
     pub(super) vmm_pid: u32,
     /// The VMM's process, where it is one.

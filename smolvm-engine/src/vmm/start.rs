@@ -164,10 +164,11 @@ impl Parts {
             filling: Mutex::default(),
             _lock: lock,
             writes: request.deterministic.map(|_| Arc::default()),
-            hypervisor: match request.deterministic {
-                Some(_) => backend::open_deterministic()?,
-                None => backend::open(request.backend)?,
-            },
+            hypervisor: backend::open_for(
+                request.backend,
+                request.interpret,
+                request.deterministic.is_some(),
+            )?,
             request,
         })
     }

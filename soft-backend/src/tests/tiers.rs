@@ -233,6 +233,56 @@ fn room_for_a_few_blocks_only_changes_nothing() {
     compare(Jit::with_memory(1, 40 << 10), 77);
 }
 
+#[test]
+fn when_code_is_translated_changes_nothing() {
+    let mut r = Random(parse("SOFT_TIERS_SEED").unwrap_or(5));
+    let thresholds = [None, Some(1), Some(8), Some(64)];
+    let mut rigs = thresholds.map(|after| {
+        let mut rig = rig();
+        rig.cache = CodeCache::new().translating(after);
+        rig
+    });
+    let mut names = BTreeMap::new();
+    for round in 0..30 {
+        let code = sequence(&mut r, &mut names);
+        let at = CODE + r.below(0x3000);
+        for rig in &mut rigs {
+            rig.code(at, &code);
+        }
+        let start = start(&mut r);
+        for run in 0..70 {
+            let all = rigs.each_mut().map(|rig| {
+                begin(rig, &start, at);
+                let stop = rig.run();
+                end(rig, stop)
+            });
+            for (other, after) in all.iter().zip(thresholds) {
+                let shown = || listing(&code, at);
+                assert_eq!(*other, all[0], "{round}.{run} {after:?}\n{}", shown());
+            }
+        }
+    }
+    assert!(!Jit::is_possible() || rigs[3].cache.translations() > 0);
+}
+
+/// Registers and memory to begin with.
+fn start(r: &mut Random) -> Start {
+    let mut scratch = vec![0; SCRATCH_BYTES];
+    for _ in 0..200 {
+        scratch[r.below(SCRATCH_BYTES as u64) as usize] = r.next() as u8;
+    }
+    let mut start = Start {
+        regs: std::array::from_fn(|_| value(r)),
+        xmm: std::array::from_fn(|_| u128::from(lane(r)) << 64 | u128::from(lane(r))),
+        mxcsr: mxcsr(r),
+        flags: 2 | r.next() & 0x8d5,
+        scratch,
+    };
+    // Most code leaves its stack pointer in peace.
+    start.regs[4] = SCRATCH + 0x800 + 8 * r.below(512);
+    start
+}
+
 fn compare(jit: Option<Jit>, seed: u64) {
     // A host without the second tier has nothing to compare.
     let Some(jit) = jit else {
@@ -250,19 +300,7 @@ fn compare(jit: Option<Jit>, seed: u64) {
         for rig in [&mut ours, &mut theirs] {
             rig.code(at, &code);
         }
-        let mut scratch = vec![0; SCRATCH_BYTES];
-        for _ in 0..200 {
-            scratch[r.below(SCRATCH_BYTES as u64) as usize] = r.next() as u8;
-        }
-        let mut start = Start {
-            regs: std::array::from_fn(|_| value(&mut r)),
-            xmm: std::array::from_fn(|_| u128::from(lane(&mut r)) << 64 | u128::from(lane(&mut r))),
-            mxcsr: mxcsr(&mut r),
-            flags: 2 | r.next() & 0x8d5,
-            scratch,
-        };
-        // Most code leaves its stack pointer in peace.
-        start.regs[4] = SCRATCH + 0x800 + 8 * r.below(512);
+        let start = start(&mut r);
         // The second time from flags and registers that came from translated code.
         for _ in 0..2 {
             begin(&mut ours, &start, at);

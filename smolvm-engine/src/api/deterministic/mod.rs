@@ -179,7 +179,8 @@ impl Engine {
             }));
         }
         let running = dir.lock_running().map_err(EngineError::from)?;
-        let (parts, dialer) = open_parts(&dir, &file, &running, seed)?;
+        let interpret = !self.options.translation;
+        let (parts, dialer) = open_parts(&dir, &file, &running, (seed, interpret))?;
         // Events come back from each run; the console is in the machine's log.
         let machine = parts.start(Box::new(|| {}), Box::new(|_| {}))?;
         let machine = DeterministicMachine {
@@ -195,12 +196,12 @@ impl Engine {
     }
 }
 
-/// The machine's files, opened as for any start, and a layer for what the guest writes.
+/// The machine's files, opened as for any start with a seed and whether all code is interpreted, and a layer for what the guest writes.
 fn open_parts(
     dir: &MachineDir,
     file: &MachineFile,
     running: &RunLock,
-    seed: u64,
+    how: (u64, bool),
 ) -> Result<(Parts, AgentDialer), DeterministicError> {
     let mut file = file.clone();
     if file.restore.is_some() {
@@ -218,14 +219,14 @@ fn open_parts(
     let (ours, theirs) = UnixStream::pair().map_err(DeterministicError::Connect)?;
     let descriptors = supervisor::descriptors(dir, &file, running, theirs, Some(top))?;
     let on_damage = |error: &ReadError| tracing::error!(error = %chain(error), "a chunk is lost");
-    let parts = Parts::open(request(dir, &file, seed)?, descriptors, Arc::new(on_damage))?;
+    let parts = Parts::open(request(dir, &file, how)?, descriptors, Arc::new(on_damage))?;
     Ok((parts, AgentDialer::new(ours)))
 }
 
 fn request(
     dir: &MachineDir,
     file: &MachineFile,
-    seed: u64,
+    (seed, interpret): (u64, bool),
 ) -> Result<StartMachine, DeterministicError> {
     let spec = &file.spec;
     let cpu = match &spec.cpu {
@@ -251,6 +252,7 @@ fn request(
         restore: file.restore.is_some(),
         inherited: None,
         deterministic: Some(seed),
+        interpret,
     })
 }
 

@@ -67,7 +67,10 @@ pub(crate) fn branch(
             machine,
             vcpus: shared.vcpus,
             cpu: shared.cpu.clone(),
-            child: StartAsChild { base },
+            child: StartAsChild {
+                base,
+                interpret: shared.interpret,
+            },
             pause_micros,
             saved,
         },
