@@ -20,6 +20,7 @@ mod independent;
 mod inside;
 mod instant;
 mod killed;
+mod many_saves;
 mod memory;
 mod pause;
 mod phases;
