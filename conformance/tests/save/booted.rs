@@ -360,3 +360,44 @@ fn first_starts_at_once_and_ends_in_between_leave_one_point_and_nothing_else() {
     bed.start("killed").expect("start");
     assert_eq!(bed.sh("killed", "hostname"), "killed");
 }
+
+/// Nobody who starts a machine waits for a save of it, and what is set up beside that stays.
+#[test]
+fn a_first_start_does_not_wait_for_a_save() {
+    let Some(bed) = Bed::open_with_booted_points("a_first_start_does_not_wait_for_a_save") else {
+        return;
+    };
+    bed.run(["machine", "create", "--name", "first", "--mem", "256M"])
+        .expect("create");
+    let phase = Phase::Registered;
+    let (hold, held) = (phase.hold_file(&bed.holds()), phase.held_file(&bed.holds()));
+    fs::write(&hold, "").expect("hold");
+    let begin = |arguments: &str| {
+        let mut command = bed.command(arguments.split(' '));
+        let command = command
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null());
+        command.spawn().expect("smolvm starts")
+    };
+    let mut start = begin("machine start --name first");
+    // As early as it can be.
+    let mut save = loop {
+        let mut save = begin("machine checkpoint --name first -o early.checkpoint");
+        while save.try_wait().expect("try to wait").is_none() && !held.exists() {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        if held.exists() {
+            break save;
+        }
+    };
+    assert!(start.wait().expect("it ends").success());
+    let id = bed.sh("first", "cat /etc/machine-id");
+    fs::remove_file(&hold).expect("let go");
+    assert!(save.wait().expect("it ends").success());
+    fs::remove_file(&held).expect("remove");
+    bed.run(["machine", "stop", "--name", "first"])
+        .expect("stop");
+    bed.run(["machine", "start", "--name", "first", "--cold"])
+        .expect("start");
+    assert_eq!(bed.sh("first", "cat /etc/machine-id"), id);
+}

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::checkpoint::freeze_booted;
+use super::checkpoint::{CheckpointError, freeze_booted};
 use super::shared::Shared;
 use crate::channel::branch::Alone;
 use crate::error_chain::chain;
@@ -107,6 +107,9 @@ pub(super) fn leave_behind(shared: &Arc<Shared>, making: Making) {
     let begin = Instant::now();
     let frozen = match freeze_booted(shared) {
         Ok(frozen) => frozen,
+        Err(error @ CheckpointError::Busy) => {
+            return tracing::info!(%error, "no booted point is made");
+        }
         Err(error) => {
             return tracing::warn!(error = %chain(&error), "no booted point is made");
         }

@@ -9,7 +9,7 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, TryLockError};
 
 use cas_store::{
     Capture, CaptureOptions, PackId, PackSet, Store, StoreError, for_all, pack_file_name,
@@ -50,16 +50,17 @@ pub(in crate::supervisor) struct FrozenBoot {
     moment: Moment,
 }
 
-/// Freezes the machine, which runs on.
+/// Freezes the machine, which runs on. Whoever starts it waits for this, so it does not wait for a save.
 ///
 /// # Errors
 ///
 /// The machine runs on.
 pub(in crate::supervisor) fn freeze_booted(shared: &Shared) -> Result<FrozenBoot, CheckpointError> {
-    let mut state = shared
-        .capture
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut state = match shared.capture.try_lock() {
+        Ok(state) => state,
+        Err(TryLockError::Poisoned(state)) => state.into_inner(),
+        Err(TryLockError::WouldBlock) => return Err(CheckpointError::Busy),
+    };
     let mut run = Run::new(shared);
     let go_on = &|_: &str, _, _| !shared.has_ended();
     let moment = run.share(&state, true, go_on);

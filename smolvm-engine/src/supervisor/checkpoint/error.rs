@@ -54,6 +54,8 @@ pub(crate) enum CheckpointError {
     Place(#[from] PlaceError),
     #[error("whoever asked for it is gone")]
     Cancelled,
+    #[error("the machine is being saved")]
+    Busy,
     #[error("memory of the instant cannot be used")]
     Memory(#[from] SharedRamError),
     #[error("the state of the instant cannot be read")]
