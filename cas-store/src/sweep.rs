@@ -254,17 +254,19 @@ impl Inner {
         Ok(live)
     }
 
-    /// Puts those packs first that stay in any case since they have links elsewhere, then the largest: of several that hold a
-    /// chunk, as after a repack that was cut off, the others can go.
+    /// Puts those packs first that were verified: of several that hold a chunk, the others may be damaged. Among them first those that
+    /// stay in any case since they have links elsewhere, then the largest; what the others hold too, as after a repack that was cut
+    /// off, can go.
     fn order_for_marking(&self) -> Result<(), StoreError> {
-        let mut order = Vec::new();
+        let (verified, mut order) = (self.verified()?, Vec::new());
         for slot in self.packs().rescan()?.iter() {
             let stat = self.backend().stat(&slot.path);
             let stat = stat.map_err(StoreError::io("find", &slot.path))?;
-            order.push((stat.links > 1, stat.len_bytes, slot.id));
+            let is_verified = verified.has(&slot.id, &stat);
+            order.push((is_verified, stat.links > 1, stat.len_bytes, slot.id));
         }
         order.sort_unstable_by(|one, other| other.cmp(one));
-        let order: Vec<PackId> = order.into_iter().map(|(_, _, id)| id).collect();
+        let order: Vec<PackId> = order.into_iter().map(|(.., id)| id).collect();
         self.packs().prioritize(&order);
         Ok(())
     }

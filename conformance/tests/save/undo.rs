@@ -188,3 +188,50 @@ fn a_machine_goes_back_to_points_of_its_stores() {
     go(Some("~1"), true).expect("it pins its history");
     assert_eq!(found(&bed), "1 1");
 }
+
+/// A machine is itself whatever it is called, and a point is never taken for another that lies in its place.
+#[test]
+fn a_renamed_machine_goes_back_as_itself_and_a_replaced_point_is_not_another() {
+    let Some(bed) =
+        Bed::open("a_renamed_machine_goes_back_as_itself_and_a_replaced_point_is_not_another")
+    else {
+        return;
+    };
+    let run = |arguments: &str| {
+        bed.run(arguments.split(' '))
+            .unwrap_or_else(|error| panic!("{arguments}: {error}"))
+    };
+    run("machine create --name m --mem 256M");
+    run("machine start --name m");
+    let id = bed.sh("m", "cat /etc/machine-id; cat /etc/ssh/ssh_host_*_key.pub");
+    run("machine checkpoint --name m -o place.checkpoint");
+    let first = head(&bed, "m");
+    std::fs::remove_dir_all(bed.path("place.checkpoint")).expect("remove");
+    run("machine checkpoint --name m -o place.checkpoint --history 0");
+    let second = head(&bed, "m");
+    assert_ne!(first, second);
+    run("machine stop --name m");
+    run("machine rename m renamed");
+    run("machine start --name renamed");
+    run("machine undo --name renamed --discard");
+    let after = bed.sh(
+        "renamed",
+        "cat /etc/machine-id; cat /etc/ssh/ssh_host_*_key.pub",
+    );
+    assert_eq!(after, id, "the identity is another one");
+
+    // Who keeps the point for itself is asked first.
+    bed.delete("renamed");
+    let error = bed
+        .run(["machine", "create", "--name", "other", "--from", &first])
+        .expect_err("it is gone");
+    assert!(error.contains("holds another one now"), "{error}");
+    run(&format!("machine create --name other --from {second}"));
+    bed.delete("other");
+}
+
+/// The full id of a machine's head.
+fn head(bed: &Bed, name: &str) -> String {
+    let info = bed.engine.machine(&crate::bed::machine(name));
+    info.expect("the machine").head.expect("a head")
+}

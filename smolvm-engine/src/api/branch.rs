@@ -304,6 +304,7 @@ impl Common<'_> {
             has_identity: false,
             starts: 0,
             undos: 0,
+            former_names: Vec::new(),
             branched_from: Some(self.source.clone()),
             branch: Some(BranchPlace {
                 index,

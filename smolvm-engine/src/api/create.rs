@@ -92,6 +92,7 @@ impl Engine {
             history: DEFAULT_HISTORY,
             starts: 0,
             undos: 0,
+            former_names: Vec::new(),
             branched_from: None,
             branch: None,
             kind: Some(kind),

@@ -272,6 +272,7 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
         history: DEFAULT_HISTORY,
         starts: 0,
         undos: 0,
+        former_names: Vec::new(),
         branched_from: None,
         branch: None,
         kind: None,

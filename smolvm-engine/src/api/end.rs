@@ -154,7 +154,37 @@ impl Engine {
         Ok(forced)
     }
 
-    /// Waits until the processes of a machine that ends are gone. Those that say nothing are killed.
+    /// Waits until the processes of a machine that ends by itself are gone. Those that say nothing are killed.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::Refused`] where its supervisor answers and knows of no end: it did not take what it was asked for.
+    pub(super) fn wait_for_own_end(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+    ) -> Result<(), EngineError> {
+        let begin = Instant::now();
+        while !dir.wait_until_free(Duration::from_millis(200))? {
+            match self.live_status(name) {
+                Some(status) if !status.ended && begin.elapsed() >= SILENCE => {
+                    return Err(EngineError::Refused {
+                        name: name.clone(),
+                        reason: "its supervisor did not answer, and the machine runs on".to_owned(),
+                        hint: Some(format!(
+                            "its log may tell why: {}",
+                            dir.process_log().display()
+                        )),
+                    });
+                }
+                None if begin.elapsed() >= SILENCE => return self.wait_for_end(name, dir),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the processes of a machine that was told to end are gone. Those that say nothing are killed.
     pub(super) fn wait_for_end(
         &self,
         name: &MachineName,

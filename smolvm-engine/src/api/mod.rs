@@ -360,7 +360,7 @@ impl Engine {
         }
         // From here on it has the name, which is that of its directory; the file follows.
         self.dir(to)
-            .change(|file| file.name = to.clone())
+            .change(|file| file.rename(name, to))
             .visible()?;
         Ok(crate::machine::sync_directory(&self.home().machines())?)
     }

@@ -72,7 +72,7 @@ impl Engine {
             }
             Err(error) => {
                 // Its supervisor was killed: whoever looks next finds it paused or failed, not between.
-                self.wait_for_end(name, &dir)?;
+                self.wait_for_own_end(name, &dir)?;
                 return Err(error);
             }
         };

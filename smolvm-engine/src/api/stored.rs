@@ -25,7 +25,18 @@ pub(super) fn find_in_store(path: &Path, asked: &str) -> Result<FoundPoint, Engi
     }
     // Its directory holds it, if that is still there.
     match &entry.directory {
-        Some(directory) => Ok(find_in_directory(&directory.path)?),
+        Some(directory) => {
+            let mut found = find_in_directory(&directory.path)?;
+            // Another checkpoint may have taken its place.
+            found.history = found.history.at(&id.to_string()).map_err(|error| {
+                tracing::debug!(%error, "not in its directory any more");
+                PointError::Moved {
+                    id: id.short(),
+                    path: directory.path.clone(),
+                }
+            })?;
+            Ok(found)
+        }
         None => Err(PointError::NotInStore {
             asked: asked.to_owned(),
             candidates: Vec::new(),

@@ -3,6 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
+use cas_store::is_store;
+use durable_files::OsBackend;
 use snapshot_format::{CheckpointId, LineageEntry, WallTime};
 
 use super::checkpoint::{log_entry, store_lines};
@@ -44,10 +46,11 @@ impl Engine {
     /// `store` is none, or it or the default one cannot be read. A point, machine or other store that is damaged hides none of the others.
     pub fn family(&self, store: Option<&Path>) -> Result<Family, EngineError> {
         let mut points = Points::new();
+        let default = self.home().store();
         match store {
             Some(store) => add_store(store, &mut points)?,
-            // A home without a point has no store yet.
-            None if self.home().store().is_dir() => add_store(&self.home().store(), &mut points)?,
+            // A home without a point has no store yet, or the beginning of one.
+            None if is_store(&OsBackend, &default)? => add_store(&default, &mut points)?,
             None => {}
         }
         let mut family = Family {
@@ -82,7 +85,7 @@ impl Engine {
     /// A machine, and the points that it keeps.
     fn member(&self, name: &MachineName) -> Result<(MachineInfo, Vec<CheckpointId>), EngineError> {
         let machine = self.look_at(name, false)?;
-        Ok((machine, pinned_ids(&self.dir(name))?))
+        Ok((machine, pinned_ids(&self.dir(name), &self.read(name)?)?))
     }
 
     /// Adds the points of the stores that machines were saved into last. A user may have removed one.
@@ -198,6 +201,10 @@ mod tests {
         let empty = engine.family(None).unwrap();
         assert!(empty.points.is_empty() && empty.machines.is_empty());
         assert!(!engine.home().store().exists());
+        // What a command leaves that is killed while it makes the store.
+        std::fs::create_dir_all(engine.home().store().join("staging")).unwrap();
+        assert!(engine.family(None).unwrap().points.is_empty());
+        std::fs::remove_dir_all(engine.home().store()).unwrap();
 
         let head = CheckpointId::of_bytes(b"head");
         let dir = machine(&engine, "a", Some(head));

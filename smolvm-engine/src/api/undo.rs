@@ -121,8 +121,8 @@ impl Engine {
         let report = match in_place {
             Some(report) => report,
             None => {
+                self.wait_for_own_end(name, &dir)?;
                 // Nothing runs from here on.
-                self.wait_for_end(name, &dir)?;
                 self.put_back(&dir, name, file.undos, &target)?;
                 let alone = Alone {
                     interpret: !self.options.translation,

@@ -108,10 +108,8 @@ impl Engine {
             store: self.last_store(file),
         };
         let prefix = IdPrefix::parse(asked).map_err(PointError::Id)?;
-        let mut own = pinned_ids(dir)?;
-        // A booted point is nobody's.
-        let booted = file.booted.as_ref().map(|booted| &booted.point);
-        own.retain(|id| prefix.matches(id) && booted != Some(&id.to_string()));
+        let mut own = pinned_ids(dir, file)?;
+        own.retain(|id| prefix.matches(id));
         match own.as_slice() {
             [id] => return Ok((pinned(dir, *id)?, true)),
             [] => {}
@@ -182,7 +180,10 @@ fn relative(dir: &MachineDir, head: CheckpointId, asked: &str) -> Result<FoundPo
 }
 
 /// The points whose records the machine has.
-pub(super) fn pinned_ids(dir: &MachineDir) -> Result<Vec<CheckpointId>, EngineError> {
+pub(super) fn pinned_ids(
+    dir: &MachineDir,
+    file: &MachineFile,
+) -> Result<Vec<CheckpointId>, EngineError> {
     let records = dir.records();
     let list = || crate::file_error::FileError::at("list", &records);
     let mut ids = Vec::new();
@@ -193,6 +194,9 @@ pub(super) fn pinned_ids(dir: &MachineDir) -> Result<Vec<CheckpointId>, EngineEr
             .and_then(|name| name.strip_suffix(RECORD_SUFFIX));
         ids.extend(id.and_then(|id| id.parse::<CheckpointId>().ok()));
     }
+    // A booted point is nobody's.
+    let booted = file.booted.as_ref().map(|booted| &booted.point);
+    ids.retain(|id| booted != Some(&id.to_string()));
     Ok(ids)
 }
 

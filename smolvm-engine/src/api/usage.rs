@@ -6,7 +6,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use cas_store::{DirectoryState, Store};
+use cas_store::{DirectoryState, Store, is_store};
+use durable_files::OsBackend;
 use snapshot_format::{CheckpointId, LineageEntry};
 
 use super::checkpoint::{LogEntry, log_entry};
@@ -117,7 +118,7 @@ impl Engine {
             let what = UsageOf::Cache;
             items.push(Used { what, bytes });
         }
-        let points = match (store, home.store().exists()) {
+        let points = match (store, is_store(&OsBackend, &home.store())?) {
             (None, false) => Vec::new(),
             _ => self.store_usage(store, &mut files, &mut items)?,
         };

@@ -8,6 +8,8 @@ use crate::retention::Retention;
 
 /// The layout of `machine.json` that this version writes.
 pub(crate) const MACHINE_FILE_VERSION: u32 = 1;
+/// Most former names that a machine remembers.
+const MAX_FORMER_NAMES: usize = 32;
 
 /// Earlier points that a checkpoint directory holds and a machine keeps when nothing is said.
 pub const DEFAULT_HISTORY: usize = 32;
@@ -58,6 +60,9 @@ pub(crate) struct MachineFile {
     /// How often it went back to a point.
     #[serde(default)]
     pub(crate) undos: u64,
+    /// Names that it had before, the last one last: points that were saved then are its own.
+    #[serde(default)]
+    pub(crate) former_names: Vec<MachineName>,
     /// The machine that it is a branch of.
     #[serde(default)]
     pub(crate) branched_from: Option<MachineName>,
@@ -140,6 +145,21 @@ impl AutosaveSchedule {
 }
 
 impl MachineFile {
+    /// Gives it another name. Its directory may have that already, and the file is read with its directory's.
+    pub(crate) fn rename(&mut self, from: &MachineName, to: &MachineName) {
+        self.name = to.clone();
+        self.former_names.retain(|name| name != from && name != to);
+        self.former_names.push(from.clone());
+        let excess = self.former_names.len().saturating_sub(MAX_FORMER_NAMES);
+        self.former_names.drain(..excess);
+    }
+
+    /// Whether it has, or had, the name.
+    pub(crate) fn is_or_was(&self, name: &str) -> bool {
+        let former = self.former_names.iter();
+        former.chain([&self.name]).any(|own| own.as_str() == name)
+    }
+
     /// Directories with copies of the machine's packs, as far as is known: those of the stores that it was saved into.
     pub(crate) fn packs_elsewhere(&self, default_store: &Path) -> Vec<PathBuf> {
         let last = self.store.as_deref().filter(|last| *last != default_store);

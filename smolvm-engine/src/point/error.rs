@@ -59,6 +59,14 @@ pub enum PointError {
     /// The records form no lineage.
     #[error(transparent)]
     Lineage(#[from] LineageError),
+    /// Its checkpoint directory is there, with another point.
+    #[error("{path} held point {id}, and holds another one now")]
+    Moved {
+        /// The point's short id.
+        id: String,
+        /// The checkpoint directory.
+        path: PathBuf,
+    },
     /// A point of the default store that does not exist, or an ambiguous prefix of one.
     #[error("{asked} names {} points of the default store", .candidates.len())]
     NotInStore {

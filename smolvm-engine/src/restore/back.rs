@@ -196,7 +196,5 @@ fn is_foreign(machine: &MachineFile, point: &Point) -> bool {
         &machine.origin,
         MachineOrigin::Point { id, .. } if *id == point.id().to_string()
     );
-    is_origin
-        || record.machine != machine.name.as_str()
-        || record.taken.seconds <= machine.created_unix
+    is_origin || !machine.is_or_was(&record.machine) || record.taken.seconds <= machine.created_unix
 }

@@ -91,7 +91,7 @@ fn thin_out(shared: &Shared) -> Result<(), CheckpointError> {
     let head: CheckpointId = head.parse().map_err(PointError::Id)?;
     let store = Store::open(store_of(shared, &machine))?;
     let log = StoreLog::read(&store)?;
-    let given_up = superfluous(&log, &head, machine.name.as_str(), &keep);
+    let given_up = superfluous(&log, &head, &|name| machine.is_or_was(name), &keep);
     if given_up.is_empty() {
         return Ok(());
     }
@@ -105,12 +105,12 @@ fn thin_out(shared: &Shared) -> Result<(), CheckpointError> {
 fn superfluous(
     log: &StoreLog,
     head: &CheckpointId,
-    machine: &str,
+    is_own_name: &dyn Fn(&str) -> bool,
     keep: &Retention,
 ) -> Vec<PointId> {
     // A machine of another time or home may have had the name.
     let family = log.family(head);
-    let of_machine = |line: &LineageEntry| line.autosave && line.machine == machine;
+    let of_machine = |line: &LineageEntry| line.autosave && is_own_name(&line.machine);
     let mut autosaves = log.kept();
     autosaves.retain(|line| of_machine(line) && family.contains(&line.id));
     let taken: Vec<u64> = autosaves.iter().map(|line| line.taken.seconds).collect();
@@ -192,7 +192,7 @@ mod tests {
                 ..Retention::default()
             };
             let head = CheckpointId([head; 32]);
-            let given_up = superfluous(&log, &head, "m", &keep);
+            let given_up = superfluous(&log, &head, &|name| name == "m", &keep);
             given_up.iter().map(|id| id.0[0]).collect()
         };
         assert_eq!(of(16, 1), [11, 13, 14]);
