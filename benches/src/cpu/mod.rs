@@ -85,8 +85,8 @@ pub fn run(
         }
         comparison.add(compare(workload, options, &ours, &mut theirs)?);
     }
-    if options.wants("exec") {
-        told("exec");
+    if options.wants("exec of true") {
+        told("exec of true");
         comparison.add(execs(options, &ours, &mut theirs)?);
     }
     Ok(comparison)
