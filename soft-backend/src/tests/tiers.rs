@@ -233,6 +233,26 @@ fn room_for_a_few_blocks_only_changes_nothing() {
     compare(Jit::with_memory(1, 40 << 10), 77);
 }
 
+/// In an optimized build, too, where small functions have several addresses.
+#[test]
+fn code_with_nops_and_over_a_pages_end_is_translated() {
+    if !Jit::is_possible() {
+        return;
+    }
+    // NOP; NOP; ADD EAX, 1; NOP; HLT
+    let code = [0x0f, 0x1f, 0x44, 0, 0, 0x90, 0x05, 1, 0, 0, 0, 0x90, 0xf4];
+    for (at, blocks) in [(CODE, 1), (CODE + 0xffe, 2), (CODE + 0xff7, 3)] {
+        let mut rig = rig();
+        rig.cache = CodeCache::new().translating(Some(1));
+        rig.code(at, &code);
+        rig.cpu.rip = at;
+        rig.cpu.regs[0] = 41;
+        rig.run();
+        assert_eq!(rig.cpu.regs[0], 42);
+        assert_eq!(rig.cache.translations(), blocks, "{at:x}");
+    }
+}
+
 #[test]
 fn when_code_is_translated_changes_nothing() {
     let mut r = Random(parse("SOFT_TIERS_SEED").unwrap_or(5));
