@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -146,6 +147,11 @@ impl PackSet {
                 }
                 Err(ReadError::DamagedPack { source, .. }) => {
                     report.add(Severity::Error, &slot.path, FindingKind::Pack(source));
+                }
+                // Swept since it was listed: nothing needs it any more.
+                Err(ReadError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                    report.packs -= 1;
+                    continue;
                 }
                 Err(error) => return Err(error),
             }

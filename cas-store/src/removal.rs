@@ -53,11 +53,17 @@ impl Store {
                 .sync_dir(parent)
                 .map_err(StoreError::io("sync", parent))
         };
-        sync()?;
-        on_step(RemovalStep::Hidden);
-        backend
-            .remove_tree(&hidden)
-            .map_err(StoreError::io("remove", &hidden))?;
-        sync()
+        let removed = sync().and_then(|()| {
+            on_step(RemovalStep::Hidden);
+            backend
+                .remove_tree(&hidden)
+                .map_err(StoreError::io("remove", &hidden))?;
+            sync()
+        });
+        if removed.is_err() {
+            // It has lost its name: what is left of it is known by this note only.
+            session.leave();
+        }
+        removed
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::PackId;
@@ -38,6 +38,8 @@ pub(crate) struct Session {
     pins: Mutex<Pins>,
     outside: Mutex<Option<AppendFile>>,
     links: AtomicU64,
+    /// Its files stay when it ends, for the next opening of the store.
+    is_left: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -104,6 +106,7 @@ impl Session {
             pins,
             outside: Mutex::new(None),
             links: AtomicU64::new(0),
+            is_left: AtomicBool::new(false),
         })
     }
 
@@ -160,8 +163,18 @@ impl Session {
     }
 }
 
+impl Session {
+    /// Ends as if it had been killed: the next opening of the store removes what it has noted.
+    pub(crate) fn leave(self) {
+        self.is_left.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
+        if self.is_left.load(Ordering::Relaxed) {
+            return drop(self.lock.take());
+        }
         let removed = remove_session(&self.store, &self.name);
         drop(self.lock.take());
         if let Err(error) = removed {

@@ -200,6 +200,36 @@ fn after_a_failed_sync_nothing_claims_success() {
 }
 
 #[test]
+fn what_a_failed_removal_leaves_goes_with_the_next_opening() {
+    let outside = Path::new("/outside");
+    let (mut failed, mut count) = (0, u64::MAX);
+    for at in 0..20 {
+        let memory = MemoryBackend::new();
+        memory.create_dir(outside).unwrap();
+        memory.create_dir(&outside.join("gone")).unwrap();
+        drop(memory.create_new(&outside.join("gone/file")).unwrap());
+        drop(Store::open_with(Arc::new(memory.clone()), "/store").unwrap());
+        // Opening takes some syncs, too.
+        let backend = FaultBackend::new(memory.clone(), Plan::FailOnce(Operation::Sync, at, EIO));
+        let Ok(store) = Store::open_with(Arc::new(backend.clone()), "/store") else {
+            continue;
+        };
+        let removed = store.remove_outside(&outside.join("gone"), &mut |_| {});
+        drop(store);
+        count = count.min(backend.seen());
+        failed += u64::from(removed.is_err());
+        drop(Store::open_with(Arc::new(memory.clone()), "/store").unwrap());
+        let left = memory.list(outside).unwrap();
+        let whole = memory.stat(&outside.join("gone/file")).is_ok();
+        assert!(
+            left.is_empty() || (removed.is_err() && whole),
+            "sync {at}: {left:?}"
+        );
+    }
+    assert!(failed >= 2, "{failed} of {count}");
+}
+
+#[test]
 fn the_next_opening_remembers_a_failed_sync() {
     let (_, count) = run(&MemoryBackend::new(), Plan::Count(Operation::Sync));
     let poisoned = |memory: &MemoryBackend| memory.stat(Path::new("/store/poisoned")).is_ok();

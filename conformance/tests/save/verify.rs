@@ -106,6 +106,10 @@ fn damage_is_named_and_repaired_from_a_store_or_the_machine() {
         (sound(&found), found.is_sound()),
         (vec![true, false], false)
     );
+    // And a checkpoint without its packs.
+    fs::remove_dir_all(bed.path("first.checkpoint/packs")).expect("remove");
+    let found = bed.engine.verify(&whole, &Silent).expect("verify");
+    assert_eq!(sound(&found), [false, true]);
 }
 
 /// The machine's packs and the store's are the same files: what rots in one rots in the other. The guest still has its memory.

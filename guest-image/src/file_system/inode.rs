@@ -114,6 +114,10 @@ impl Inode {
             }
         };
         let high = |at: usize| u32::from(le16(bytes, at)) << 16;
+        let size_bytes = u64::from(le32(bytes, 0x6c)) << 32 | u64::from(le32(bytes, 0x04));
+        if i64::try_from(size_bytes).is_err() {
+            return Err(damaged("the size of a file"));
+        }
         Ok(Self {
             number,
             kind,
@@ -121,7 +125,7 @@ impl Inode {
             uid: high(0x78) | u32::from(le16(bytes, 0x02)),
             gid: high(0x7a) | u32::from(le16(bytes, 0x18)),
             links,
-            size_bytes: u64::from(le32(bytes, 0x6c)) << 32 | u64::from(le32(bytes, 0x04)),
+            size_bytes,
             modified: time(0x10, 0x88),
             changed: time(0x0c, 0x84),
             flags: le32(bytes, 0x20),

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use cas_store::{CheckLevel, ChunkId, DirectoryState, PackSet, Severity, Store};
+use cas_store::{CheckLevel, ChunkId, DirectoryState, PackSet, PointId, Severity, Store};
 use snapshot_format::{CheckpointId, LineageEntry, Point};
 
 use super::checkpoint::{LogEntry, log_entry};
@@ -257,9 +257,11 @@ impl Place {
             lost: finding.severity == Severity::Error,
         };
         let judge = |record: &Record| self.judge(record, &packs, &report.bad_chunks, level);
-        let points: Result<_, EngineError> = self.records.iter().map(judge).collect();
+        let points = self.records.iter().map(judge);
+        // What was given up since it was listed is not damaged.
+        let points = points.filter(|point| point.is_sound() || !self.was_given_up(point));
         Ok(Verification {
-            points: points?,
+            points: points.collect(),
             problems: report.findings.iter().map(problem).collect(),
             unlisted: report.unlisted,
             packs: report.packs,
@@ -275,28 +277,52 @@ impl Place {
         packs: &PackSet,
         bad: &HashSet<ChunkId>,
         level: CheckLevel,
-    ) -> Result<VerifiedPoint, EngineError> {
+    ) -> VerifiedPoint {
         let problems = match (&record.point, &record.directory) {
             (Err(reason), _) => vec![reason.clone()],
             (Ok(point), None) => unsoundness(point, packs, bad),
             (Ok(point), Some(path)) => {
                 let dir = CheckpointDir::new(path).packs();
-                let packs = PackSet::open([&dir]);
-                if self.shares_all_of(&dir)? {
-                    unsoundness(point, &packs, bad)
-                } else {
-                    // Copies, or what a repair has replaced here only: these bytes were not looked at.
-                    let report = packs.check(level, &mut |_, _| ());
-                    let report = report.map_err(PointError::from)?;
-                    unsoundness(point, &packs, &report.bad_chunks)
-                }
+                let problems = self.problems_of_copy(point, &dir, bad, level);
+                // It harms no other point.
+                problems.unwrap_or_else(|error| vec![crate::chain(&error)])
             }
         };
-        Ok(VerifiedPoint {
+        VerifiedPoint {
             entry: record.entry.clone(),
             directory: record.directory.clone(),
             problems,
+        }
+    }
+
+    /// Whether the store does not keep a point any more that it kept.
+    fn was_given_up(&self, point: &VerifiedPoint) -> bool {
+        let (Some(store), None) = (&self.store, &point.directory) else {
+            return false;
+        };
+        let id = point.entry.id.parse::<CheckpointId>();
+        id.is_ok_and(|id| {
+            let record = store.record_path(&PointId(id.0));
+            matches!(record.try_exists(), Ok(false))
         })
+    }
+
+    /// What is wrong with a point whose packs lie in this directory.
+    fn problems_of_copy(
+        &self,
+        point: &Point,
+        dir: &Path,
+        bad: &HashSet<ChunkId>,
+        level: CheckLevel,
+    ) -> Result<Vec<String>, EngineError> {
+        let packs = PackSet::open([dir]);
+        if self.shares_all_of(dir)? {
+            return Ok(unsoundness(point, &packs, bad));
+        }
+        // Copies, or what a repair has replaced here only: these bytes were not looked at.
+        let report = packs.check(level, &mut |_, _| ());
+        let report = report.map_err(PointError::from)?;
+        Ok(unsoundness(point, &packs, &report.bad_chunks))
     }
 
     /// Whether each file in the directory is one of the store's own packs by another name.
