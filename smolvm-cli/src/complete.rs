@@ -102,9 +102,8 @@ fn machines_or_paths(typed: &OsStr) -> Vec<CompletionCandidate> {
 }
 
 fn images(typed: &OsStr) -> Vec<CompletionCandidate> {
-    let images = engine().and_then(|engine| image::list(engine.home().root()).ok());
-    let images = images.into_iter().flatten();
-    beginning(typed, images.map(|image| image.name().to_owned()))
+    let images = engine().and_then(|engine| image::names(engine.home().root()).ok());
+    beginning(typed, images.into_iter().flatten())
 }
 
 fn backends(typed: &OsStr) -> Vec<CompletionCandidate> {

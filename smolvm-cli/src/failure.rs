@@ -157,6 +157,17 @@ impl Failure {
         })
     }
 
+    /// [`Failure::Partly`] unless everything could be read; `damaged` is how many could not.
+    pub(crate) fn unless_readable(damaged: u64, one: &str, many: &str) -> Result<(), Self> {
+        if damaged == 0 {
+            return Ok(());
+        }
+        let what = output::count(damaged, one, many);
+        Err(Self::Partly {
+            what: format!("{what} could not be read"),
+        })
+    }
+
     /// What to type next.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {

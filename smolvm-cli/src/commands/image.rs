@@ -6,6 +6,7 @@ use serde_json::json;
 use smolvm_engine::image::{self, Image};
 use smolvm_engine::{Engine, EngineError};
 
+use super::readable;
 use crate::args::{ImageBuildArgs, ImageCommand, ImageImportArgs};
 use crate::failure::Failure;
 use crate::output::{self, Object, Printer, Table, object};
@@ -89,7 +90,8 @@ fn describe(image: &Image) -> Object {
 
 fn list(engine: &Engine, printer: &Printer) -> Result<(), Failure> {
     let mut table = Table::new(["NAME", "DISK", "DATA", "STORED", "CREATED", "SOURCE"]);
-    let images = image::list(engine.home().root())?;
+    let root = engine.home().root();
+    let (images, damaged) = readable(printer, image::names(root)?, |name| Image::open(root, name));
     for image in &images {
         let info = image.info();
         table.row([
@@ -101,5 +103,6 @@ fn list(engine: &Engine, printer: &Printer) -> Result<(), Failure> {
             info.source.clone(),
         ]);
     }
-    printer.results(images.iter().map(describe), table)
+    printer.results(images.iter().map(describe), table)?;
+    Failure::unless_readable(damaged, "image", "images")
 }

@@ -6,6 +6,7 @@ use serde_json::json;
 use smolvm_engine::kernel::{self, Kernel, KernelSource};
 use smolvm_engine::{Engine, EngineError};
 
+use super::readable;
 use crate::args::{KernelCommand, KernelImportArgs};
 use crate::failure::Failure;
 use crate::output::{Object, Printer, Table, object};
@@ -58,7 +59,10 @@ fn describe(kernel: &Kernel) -> Object {
 
 fn list(engine: &Engine, printer: &Printer) -> Result<(), Failure> {
     let mut table = Table::new(["NAME", "VERSION", "CREATED", "SOURCE"]);
-    let kernels = kernel::list(engine.home().root())?;
+    let root = engine.home().root();
+    let (kernels, damaged) = readable(printer, kernel::names(root)?, |name| {
+        Kernel::open(root, name)
+    });
     for kernel in &kernels {
         let info = kernel.info();
         table.row([
@@ -68,5 +72,6 @@ fn list(engine: &Engine, printer: &Printer) -> Result<(), Failure> {
             info.source.clone(),
         ]);
     }
-    printer.results(kernels.iter().map(describe), table)
+    printer.results(kernels.iter().map(describe), table)?;
+    Failure::unless_readable(damaged, "kernel", "kernels")
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use smolvm_engine::{Engine, EngineError, LeftState, MachineInfo, MachineState, format_utc};
+use smolvm_engine::{Engine, LeftState, MachineInfo, MachineState, format_utc};
 
 use super::describe;
 use crate::args::{ListArgs, Named};
@@ -22,8 +22,8 @@ pub(crate) fn list(engine: &Engine, printer: &Printer, args: &ListArgs) -> Resul
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
     let (mut objects, mut unreadable) = (Vec::new(), 0);
-    for name in engine.machine_names()? {
-        match engine.machine(&name) {
+    for (name, machine) in engine.machines()? {
+        match machine {
             Ok(machine) => {
                 match args.verbose {
                     true => table.row(wide_row(&machine)),
@@ -31,8 +31,6 @@ pub(crate) fn list(engine: &Engine, printer: &Printer, args: &ListArgs) -> Resul
                 }
                 objects.push(describe::object(&machine));
             }
-            // Deleted since it was listed.
-            Err(EngineError::NoMachine { .. }) => {}
             Err(error) => {
                 unreadable += 1;
                 printer.warning(&format!("{name}: {}", smolvm_engine::chain(&error)));
@@ -40,15 +38,7 @@ pub(crate) fn list(engine: &Engine, printer: &Printer, args: &ListArgs) -> Resul
         }
     }
     printer.results(objects, table)?;
-    if unreadable > 0 {
-        return Err(Failure::Partly {
-            what: format!(
-                "{} could not be read",
-                output::count(unreadable, "machine", "machines")
-            ),
-        });
-    }
-    Ok(())
+    Failure::unless_readable(unreadable, "machine", "machines")
 }
 
 /// Columns that fit a terminal of 80.

@@ -116,3 +116,22 @@ fn machine(
         MachineCommand::Undo(args) => undo::undo(&engine()?, printer, args).map(done),
     }
 }
+
+/// Those of the named things that can be opened, and how many cannot: each of these is named in a warning, and hides none of the others.
+fn readable<T, E: std::error::Error + 'static>(
+    printer: &Printer,
+    names: Vec<String>,
+    open: impl Fn(&str) -> Result<T, E>,
+) -> (Vec<T>, u64) {
+    let (mut found, mut damaged) = (Vec::new(), 0);
+    for name in names {
+        match open(&name) {
+            Ok(one) => found.push(one),
+            Err(error) => {
+                damaged += 1;
+                printer.warning(&smolvm_engine::chain(&error));
+            }
+        }
+    }
+    (found, damaged)
+}

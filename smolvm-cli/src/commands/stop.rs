@@ -24,18 +24,24 @@ pub(crate) fn stop(engine: &Engine, printer: &Printer, args: StopArgs) -> Result
 
 /// Stops all machines that run, at the same time.
 fn stop_all(engine: &Engine, printer: &Printer, options: StopOptions) -> Result<(), Failure> {
-    let running: Vec<MachineName> = engine
-        .machines()?
-        .into_iter()
-        .filter(|machine| {
-            let is_given_up = options.discard && machine.state == MachineState::Paused;
-            machine.state == MachineState::Running || is_given_up
-        })
-        .map(|machine| machine.name)
-        .collect();
+    let (mut running, mut failed) = (Vec::<MachineName>::new(), 0);
+    for (name, machine) in engine.machines()? {
+        let state = machine.map(|machine| machine.state);
+        match state {
+            Ok(MachineState::Running) => running.push(name),
+            Ok(MachineState::Paused) if options.discard => running.push(name),
+            Ok(_) => {}
+            Err(error) => {
+                failed += 1;
+                printer.warning(&format!("{name}: {}", smolvm_engine::chain(&error)));
+            }
+        }
+    }
     if running.is_empty() {
-        printer.note("No machine runs");
-        return Ok(());
+        if failed == 0 {
+            printer.note("No machine runs");
+        }
+        return Failure::unless_all(failed, "stopped");
     }
     let spinner = printer.spinner("stopping all machines");
     let results: Vec<_> = thread::scope(|scope| {
@@ -49,7 +55,6 @@ fn stop_all(engine: &Engine, printer: &Printer, options: StopOptions) -> Result<
             .collect()
     });
     drop(spinner);
-    let mut failed = 0;
     for (name, result) in running.iter().zip(results) {
         match result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
             Ok(stopped) => report(printer, name, stopped, options)?,

@@ -101,6 +101,26 @@ fn deleting_without_a_terminal_needs_force() {
 }
 
 #[test]
+fn what_is_damaged_is_named_and_hides_nothing() {
+    let home = Home::new();
+    for (place, file) in [
+        ("machines/broken", "machine.json"),
+        ("images/broken", "image.json"),
+        ("kernels/broken", "kernel.json"),
+    ] {
+        let directory = home.path().join("home").join(place);
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join(file), "{").unwrap();
+    }
+    let transcripts = [
+        home.transcript("machine stop --all"),
+        home.transcript("image ls"),
+        home.transcript("kernel ls"),
+    ];
+    insta::assert_snapshot!("damaged-hides-nothing", transcripts.join("\n\n"));
+}
+
+#[test]
 fn a_slip_in_a_name_makes_no_machine() {
     let home = Home::new();
     for name in ["agent", "worker"] {

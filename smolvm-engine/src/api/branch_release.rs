@@ -11,6 +11,8 @@ use crate::machine::BranchWord;
 use crate::name::MachineName;
 use crate::progress::Progress;
 
+/// How long the agent may take for an answer: whoever wants to stop the machine waits for it.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 /// What is shown while processes are waited for.
 const PHASE: &str = "waiting for smolvm-branch-ready";
 
@@ -35,7 +37,8 @@ impl Engine {
         let not_a_branch = || EngineError::NotABranch { name: name.clone() };
         let place = self.read(name)?.branch.ok_or_else(not_a_branch)?;
         self.require_running(name, "release")?;
-        let (mut agent, _) = self.connect_agent_timed(name)?;
+        let (mut agent, deadline) = self.connect_agent_timed(name)?;
+        deadline.set(RELEASE_PATIENCE);
         let count = agent.release(place.index, name.as_str());
         let count = count.map_err(|source| EngineError::Agent {
             name: name.clone(),
@@ -65,6 +68,7 @@ impl Engine {
             source,
         };
         let (mut agent, deadline) = self.connect_agent_timed(name)?;
+        deadline.set(limit.saturating_sub(begin.elapsed()));
         // Most often nobody did: nothing is shown then.
         match agent.status() {
             Ok(status) if status.announced.is_empty() => return Ok(()),
@@ -86,7 +90,8 @@ impl Engine {
         if !is_late(&error) {
             return Err(failed(error));
         }
-        let (mut agent, _) = self.connect_agent_timed(name)?;
+        let (mut agent, deadline) = self.connect_agent_timed(name)?;
+        deadline.set(RELEASE_PATIENCE);
         let announced = agent.status().map_err(failed)?.announced;
         let processes: Vec<_> = announced.iter().map(u32::to_string).collect();
         Err(EngineError::NotReady {

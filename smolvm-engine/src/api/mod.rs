@@ -224,8 +224,16 @@ impl Engine {
         Ok(())
     }
 
-    /// All machines, sorted by name. Changes nothing; one that is being deleted may be missing.
-    pub fn machines(&self) -> Result<Vec<MachineInfo>, EngineError> {
+    /// All machines, sorted by name; one that cannot be read hides none of the others. Changes nothing; one that is being deleted may be
+    /// missing. Takes about three seconds at most, whatever one of them does.
+    ///
+    /// # Errors
+    ///
+    /// The home cannot be read.
+    #[allow(clippy::type_complexity)] // reason: a name and what is known by it; an alias would say less
+    pub fn machines(
+        &self,
+    ) -> Result<Vec<(MachineName, Result<MachineInfo, EngineError>)>, EngineError> {
         let names = self.machine_names()?;
         let mut machines = Vec::new();
         // At once, as far as that is no burden: none waits for another that does not answer.
@@ -235,10 +243,10 @@ impl Engine {
                 let asked: Vec<_> = names.iter().map(ask).collect();
                 asked.into_iter().map(|thread| thread.join()).collect()
             });
-            for machine in asked {
+            for (name, machine) in names.iter().zip(asked) {
                 match machine {
                     Ok(Err(EngineError::NoMachine { .. })) => {}
-                    Ok(result) => machines.push(result?),
+                    Ok(result) => machines.push((name.clone(), result)),
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
