@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -71,6 +72,10 @@ pub trait BackendFile: fmt::Debug + Send + Sync {
     fn seal(&self) -> io::Result<()>;
     /// Makes the file's bytes and mode durable.
     fn sync(&self) -> io::Result<()>;
+    /// Lets the system begin to write what these bytes are to the disk, where it allows that: a later [`Self::sync`] has less to do.
+    fn begin_sync(&self, _offset: u64, _length: NonZeroU64) -> io::Result<()> {
+        Ok(())
+    }
     /// Makes the next read come from the disk instead of memory, where the system allows it.
     fn forget_cached(&self) -> io::Result<()>;
     /// Length in bytes.

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -238,6 +239,13 @@ impl BackendFile for OsFile {
 
     fn sync(&self) -> io::Result<()> {
         self.0.sync_all()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn begin_sync(&self, offset: u64, length: NonZeroU64) -> io::Result<()> {
+        // Linux begins to write what is dirty, and keeps what is being written (`mm/fadvise.c`).
+        let advice = rustix::fs::Advice::DontNeed;
+        Ok(rustix::fs::fadvise(&self.0, offset, Some(length), advice)?)
     }
 
     #[cfg(target_os = "linux")]

@@ -1,6 +1,7 @@
 //! Where new chunks go: one staged pack after the other, each chunk once, fed by several threads.
 
 use std::collections::{HashMap, HashSet};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -75,6 +76,10 @@ impl ForeseenPacks {
             .collect()
     }
 }
+
+/// So much of a pack is handed to the disk at a time, while the rest is made.
+const WRITEBACK: NonZeroU64 = NonZeroU64::new(4 << 20).expect("it is not zero");
+const WRITEBACK_BYTES: u64 = WRITEBACK.get();
 
 /// Packs being written. Dropped unfinished, it removes its files.
 #[derive(Debug)]
@@ -186,6 +191,13 @@ impl PackSink {
         };
         file.write_all_at(stored, offset)
             .map_err(StoreError::io("write", &path))?;
+        let (begun, end) = (offset / WRITEBACK_BYTES, offset + stored.len() as u64);
+        if end / WRITEBACK_BYTES > begun {
+            // Only a matter of time: the sync at the end says what failed.
+            if let Err(error) = file.begin_sync(begun * WRITEBACK_BYTES, WRITEBACK) {
+                tracing::debug!(%error, path = %path.display(), "all of a pack is written at its end");
+            }
+        }
         self.written_bytes
             .fetch_add(stored.len() as u64, Ordering::Relaxed);
         Ok(true)
