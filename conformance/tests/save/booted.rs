@@ -401,3 +401,29 @@ fn a_first_start_does_not_wait_for_a_save() {
         .expect("start");
     assert_eq!(bed.sh("first", "cat /etc/machine-id"), id);
 }
+
+/// Whatever somebody does in a machine as soon as it lets him in, none of it is in the machines that begin at its booted point.
+#[test]
+fn nobody_works_in_a_machine_before_its_booted_point_is_taken() {
+    let Some(bed) =
+        Bed::open_with_booted_points("nobody_works_in_a_machine_before_its_booted_point_is_taken")
+    else {
+        return;
+    };
+    bed.run(["machine", "create", "--name", "first", "--mem", "256M"])
+        .expect("create");
+    let start = ["machine", "start", "--name", "first"];
+    let mut start = bed.command(start).spawn().expect("smolvm starts");
+    let script = "echo secret > /root/secret; echo secret > /run/secret; sync";
+    // As early as it can be; it is made to wait.
+    while bed.try_exec("first", &["sh", "-c", script]).is_err() {
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    assert!(start.wait().expect("it ends").success());
+    wait_made(&bed, "first");
+    bed.boot("second", &["--mem", "256M"]);
+    assert!(began_at_point(&bed, "second"));
+    let found = bed.sh("second", "cat /root/secret /run/secret 2> /dev/null || :");
+    assert_eq!(found, "", "it is in another machine");
+    assert_eq!(bed.sh("first", "cat /root/secret"), "secret");
+}

@@ -7,7 +7,7 @@ use smolvm_engine::{EngineError, MachineState, chain};
 
 use crate::bed::{Bed, machine, names};
 use crate::killed::{Victim, wait_end};
-use crate::phases::{kill_at, start};
+use crate::phases::{held_at, kill_at, start};
 
 /// The phases that an undo of a running machine reaches before it answers, in order.
 const IN_PLACE: [Phase; 8] = [
@@ -234,4 +234,46 @@ fn a_renamed_machine_goes_back_as_itself_and_a_replaced_point_is_not_another() {
 fn head(bed: &Bed, name: &str) -> String {
     let info = bed.engine.machine(&crate::bed::machine(name));
     info.expect("the machine").head.expect("a head")
+}
+
+/// A save that ends while an undo waits for it gives up points that the machine does not keep any more, but not the undo's target.
+#[test]
+fn a_save_that_gives_the_target_up_takes_nothing_from_an_undo() {
+    let Some(bed) = Bed::open("a_save_that_gives_the_target_up_takes_nothing_from_an_undo") else {
+        return;
+    };
+    bed.run(["machine", "create", "--name", "m", "--mem", "256M"])
+        .expect("create");
+    start(&bed, "m", "first");
+    set(&bed, 1);
+    bed.save("m", "one.checkpoint");
+    set(&bed, 2);
+    // After its moment, before the head moves on.
+    let save = "machine checkpoint --name m --store store --history 0";
+    let save: Vec<&str> = save.split(' ').collect();
+    let save = held_at(&bed, Phase::Registered, &save);
+    let mut undo = bed
+        .command(["machine", "undo", "--name", "m", "--discard"])
+        .spawn()
+        .expect("smolvm starts");
+    // Its target is held, and it waits.
+    while !bed.home().join("machines/m/target/records").exists() {
+        assert!(
+            undo.try_wait().expect("try to wait").is_none(),
+            "it did not wait"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(save.finish().status.success());
+    assert!(undo.wait().expect("it ends").success());
+    assert_eq!(found(&bed), "1 1");
+    bed.run(["machine", "stop", "--name", "m"]).expect("stop");
+    undo_of_stopped(&bed);
+    assert_eq!(found(&bed), "1 1", "and again");
+}
+
+fn undo_of_stopped(bed: &Bed) {
+    bed.run(["machine", "undo", "--name", "m", "--discard"])
+        .expect("undo");
 }

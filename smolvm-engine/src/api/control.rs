@@ -73,10 +73,23 @@ impl Engine {
 
     /// A fresh stream to the agent of a running machine, before the hello.
     pub fn agent_stream(&self, name: &MachineName) -> Result<UnixStream, EngineError> {
-        self.require_running(name, "work in")?;
-        let (reply, stream) = self.control(name, &Control::Agent)?;
-        match (reply, stream) {
+        let until = Instant::now() + AGENT_PATIENCE;
+        let answer = loop {
+            self.require_running(name, "work in")?;
+            match self.control(name, &Control::Agent)? {
+                (ControlReply::NotYet, _) if Instant::now() < until => {
+                    std::thread::sleep(RETRY_PAUSE);
+                }
+                answer => break answer,
+            }
+        };
+        match answer {
             (ControlReply::Agent, Some(stream)) => Ok(stream),
+            (ControlReply::NotYet, _) => Err(EngineError::Refused {
+                name: name.clone(),
+                reason: "it is still being started".to_owned(),
+                hint: None,
+            }),
             (ControlReply::Failed { message, hint }, _) => Err(EngineError::Refused {
                 name: name.clone(),
                 reason: message,

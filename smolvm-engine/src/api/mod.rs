@@ -187,14 +187,22 @@ impl Engine {
             .collect())
     }
 
-    /// Whether that is a branch which never came up, and will not: whoever made it was killed.
+    /// Whether that is a branch which never came up, and will not: whoever made it was killed. One that was stopped or paused is
+    /// a machine to somebody.
     fn is_cut_off(&self, name: &MachineName) -> bool {
         let dir = self.dir(name);
-        let never_up =
-            matches!(dir.read(), Ok(Some(file)) if file.branch.is_some_and(|branch| !branch.up));
-        never_up && matches!(dir.is_running(), Ok(false)) &&
-            // It may have come up and ended meanwhile.
-            matches!(dir.read(), Ok(Some(file)) if file.branch.is_some_and(|branch| !branch.up))
+        let never_up = || {
+            let file = dir.read().ok().flatten();
+            file.is_some_and(|file| {
+                let is_nobodys = matches!(
+                    file.state,
+                    RecordedState::Failed { .. } | RecordedState::Running { .. }
+                );
+                is_nobodys && file.branch.is_some_and(|branch| !branch.up)
+            })
+        };
+        // It may have come up and ended meanwhile.
+        never_up() && matches!(dir.is_running(), Ok(false)) && never_up()
     }
 
     /// Removes what killed commands left of branches that never came up. Whatever cannot be removed is left for the next time.

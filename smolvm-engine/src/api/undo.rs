@@ -106,10 +106,8 @@ impl Engine {
         let target = self.undo_target(name, &file, options.to.as_deref())?;
         let point = target.point();
         check_sound(point, &target.found.packs)?;
-        let held = match target.pinned {
-            true => None,
-            false => Some(HeldPoint::take(&dir, &target.found)?),
-        };
+        // A save that ends meanwhile may give up what the machine pins.
+        let held = HeldPoint::take(&dir, &target.found)?;
         Phase::TargetHeld.reached();
         let (left, in_place) = if dir.is_running()? {
             self.leave(name, &file, &target, options, progress)?
@@ -221,7 +219,6 @@ impl Engine {
         let mut phases = Phases::new(progress);
         let request = Control::Undo(UndoRequest {
             target: target.point().id().to_string(),
-            held: !target.pinned,
             keep,
         });
         let reply = self.control_with_progress(name, &request, &mut |phase, done, total| {
@@ -300,9 +297,7 @@ impl Engine {
         undos: u64,
         target: &UndoTarget,
     ) -> Result<(), EngineError> {
-        if !target.pinned {
-            HeldPoint::of_undo(dir).pin()?;
-        }
+        HeldPoint::of_undo(dir).pin()?;
         let file = self.read(name)?;
         let is_there = file.restore.as_ref() == Some(&target.point().id().to_string());
         if file.undos > undos && is_there {

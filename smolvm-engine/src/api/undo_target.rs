@@ -22,8 +22,6 @@ use crate::restore::FoundPoint;
 pub(super) struct UndoTarget {
     /// The point, and the earlier ones that the machine does not pin yet.
     pub(super) found: FoundPoint,
-    /// The machine pins it.
-    pub(super) pinned: bool,
 }
 
 impl UndoTarget {
@@ -43,11 +41,11 @@ impl Engine {
     ) -> Result<UndoTarget, EngineError> {
         let dir = self.dir(name);
         let head = head_of(name, file)?;
-        let (found, pinned) = self.named(name, file, head, asked)?;
+        let found = self.named(name, file, head, asked)?;
+        let target = UndoTarget { found };
         if asked.is_none() {
-            return Ok(UndoTarget { found, pinned });
+            return Ok(target);
         }
-        let target = UndoTarget { found, pinned };
         check_fits(file, &dir, head, target.point())?;
         Ok(target)
     }
@@ -60,20 +58,20 @@ impl Engine {
     ) -> Result<FoundPoint, EngineError> {
         let file = self.read(name)?;
         let head = head_of(name, &file)?;
-        Ok(self.named(name, &file, head, asked)?.0)
+        self.named(name, &file, head, asked)
     }
 
-    /// The head, or what `asked` names, and whether the machine pins it.
+    /// The head, or what `asked` names.
     fn named(
         &self,
         name: &MachineName,
         file: &MachineFile,
         head: CheckpointId,
         asked: Option<&str>,
-    ) -> Result<(FoundPoint, bool), EngineError> {
+    ) -> Result<FoundPoint, EngineError> {
         let dir = self.dir(name);
         match asked {
-            None => Ok((pinned(&dir, head)?, true)),
+            None => Ok(pinned(&dir, head)?),
             // `~N`, or a message.
             Some(asked) if IdPrefix::parse(asked).is_err() => match relative(&dir, head, asked) {
                 Err(PointError::Resolve(source)) => Err(EngineError::NoGeneration {
@@ -81,7 +79,7 @@ impl Engine {
                     source,
                     store: self.last_store(file),
                 }),
-                result => Ok((result?, true)),
+                result => Ok(result?),
             },
             Some(asked) => match self.by_id(name, &dir, file, asked) {
                 // It may be on its way into the store.
@@ -93,14 +91,14 @@ impl Engine {
         }
     }
 
-    /// The only point with this id, or whose id begins so, and whether the machine pins it.
+    /// The only point with this id, or whose id begins so.
     fn by_id(
         &self,
         name: &MachineName,
         dir: &MachineDir,
         file: &MachineFile,
         asked: &str,
-    ) -> Result<(FoundPoint, bool), EngineError> {
+    ) -> Result<FoundPoint, EngineError> {
         let not_there = |candidates: Vec<String>| EngineError::NoSuchPoint {
             name: name.clone(),
             asked: asked.to_owned(),
@@ -111,7 +109,7 @@ impl Engine {
         let mut own = pinned_ids(dir, file)?;
         own.retain(|id| prefix.matches(id));
         match own.as_slice() {
-            [id] => return Ok((pinned(dir, *id)?, true)),
+            [id] => return Ok(pinned(dir, *id)?),
             [] => {}
             several => return Err(not_there(several.iter().map(CheckpointId::short).collect())),
         }
@@ -119,7 +117,7 @@ impl Engine {
             match find_in_store(&store, asked) {
                 Ok(mut found) => {
                     found.history = found.history.limit(DEFAULT_HISTORY);
-                    return Ok((found, false));
+                    return Ok(found);
                 }
                 Err(EngineError::Point(PointError::NotInStore { candidates, .. }))
                     if candidates.len() > 1 =>

@@ -83,8 +83,6 @@ pub(crate) enum AutosaveOutcome {
 pub(crate) struct UndoRequest {
     /// Full id of the point to go to.
     pub(crate) target: String,
-    /// It is not the machine's own yet, but held for it.
-    pub(crate) held: bool,
     /// How to keep the present state; without it that is given up.
     pub(crate) keep: Option<CheckpointRequest>,
 }
@@ -163,6 +161,8 @@ pub(crate) enum ControlReply {
     Status(LiveStatus),
     /// To [`Control::Agent`], with the stream.
     Agent,
+    /// To [`Control::Agent`]: nobody may work in the guest before it has what makes it a machine of its own.
+    NotYet,
     /// To [`Control::Stop`]: the machine has ended.
     Stopped {
         /// The guest did not end by itself.

@@ -11,8 +11,8 @@ use super::place::{FoundPoint, PlaceError};
 use crate::file_error::FileError;
 use crate::home::make_private_dir;
 use crate::machine::{
-    BaseMap, MachineDir, MachineFile, MachineOrigin, RecordedState, create_overlay, replace_file,
-    sync_directory,
+    BaseMap, MachineDir, MachineFile, MachineOrigin, RecordedState, create_overlay, link_or_copy,
+    replace_file, sync_directory,
 };
 use crate::point::{PointError, link_record, record_file_name};
 
@@ -72,11 +72,8 @@ impl HeldPoint {
             for entry in fs::read_dir(&from).map_err(list())? {
                 let entry = entry.map_err(list())?;
                 let target = to.join(entry.file_name());
-                match fs::hard_link(entry.path(), &target) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                        return Err(FileError::at("link to", &target)(error).into());
-                    }
-                    _ => {}
+                if !target.exists() {
+                    link_or_copy(&entry.path(), &target)?;
                 }
             }
             sync_directory(&to)?;

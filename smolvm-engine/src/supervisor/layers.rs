@@ -105,7 +105,14 @@ pub(super) fn merge_layers(dir: &MachineDir, machine: &mut MachineFile) -> Resul
 
 /// Makes an empty layer, durably; `machine` counts it, but does not name it.
 fn new_layer(dir: &MachineDir, machine: &mut MachineFile) -> Result<(String, File), LayersError> {
-    let name = format!("layer-{}", machine.disk.next);
+    let name = loop {
+        let name = format!("layer-{}", machine.disk.next);
+        // A start that was killed may have left it.
+        if !dir.disk().join(&name).exists() {
+            break name;
+        }
+        machine.disk.next += 1;
+    };
     let file = create_overlay(&dir.disk().join(&name), machine.spec.disk_bytes)?;
     sync_directory(&dir.disk())?;
     machine.disk.next += 1;

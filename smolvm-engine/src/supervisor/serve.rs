@@ -82,6 +82,7 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
             let status = ControlReply::Status(status(shared, ping));
             reply(connection, &status, &[]);
         }
+        Control::Agent if !shared.is_open() => reply(connection, &ControlReply::NotYet, &[]),
         Control::Agent => match connect_agent(shared) {
             Ok(stream) => reply(connection, &ControlReply::Agent, &[stream.as_fd()]),
             Err(error) => fail(connection, chain(&error)),

@@ -64,6 +64,8 @@ pub(super) struct Shared {
 /// How far the machine is.
 #[derive(Default)]
 pub(super) struct Live {
+    /// Commands may work in the guest: a booted point was taken of it, if that was to be, and it has random numbers of its own.
+    pub(super) open: bool,
     pub(super) ready: bool,
     /// Why the guest could not be set up.
     pub(super) trouble: Option<Trouble>,
@@ -216,10 +218,17 @@ impl Shared {
             if outcome.is_ok() {
                 live.resets_unready = 0;
             }
+            live.open = true;
             live.ready = outcome.is_ok();
             live.trouble = outcome.as_ref().err().cloned();
             live.pending = outcome.unwrap_or_default();
         });
+    }
+
+    /// Whether commands may work in the guest. What they leave there would be in every machine that goes on at a booted point.
+    pub(super) fn is_open(&self) -> bool {
+        let live = self.live();
+        live.open || live.end.is_some()
     }
 
     /// Has what was left undone in the guest tried again, and waits for that.

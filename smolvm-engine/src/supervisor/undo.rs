@@ -223,9 +223,7 @@ impl WayBack<'_> {
     fn in_place(&mut self, state: &mut CaptureState) -> Result<u64, InPlaceError> {
         let shared = self.shared;
         let dir = &shared.dir;
-        if self.request.held {
-            HeldPoint::of_undo(dir).pin()?;
-        }
+        HeldPoint::of_undo(dir).pin()?;
         let id: CheckpointId = self.request.target.parse().map_err(PointError::Id)?;
         let record_path = dir.records().join(record_file_name(&id));
         let target = read_point(&record_path, Some(id))?;

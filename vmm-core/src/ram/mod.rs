@@ -296,13 +296,13 @@ impl GuestRam {
             return Ok(());
         }
         self.settle(part)?;
-        self.zero(part)
-            .map_err(|source| RamError::Discard { gpa, bytes, source })?;
+        let zeroed = self.zero(part);
+        // Also where it failed: some of it may be zero already.
         if let Some(pages) = self.page_map(part.region) {
             use vm_memory::bitmap::Bitmap;
             pages.mark_dirty(part.offset as usize, bytes as usize);
         }
-        Ok(())
+        zeroed.map_err(|source| RamError::Discard { gpa, bytes, source })
     }
 
     /// Waits for what [`discard`](Self::discard) of the range would have to wait for.
