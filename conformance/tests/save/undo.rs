@@ -277,3 +277,37 @@ fn undo_of_stopped(bed: &Bed) {
     bed.run(["machine", "undo", "--name", "m", "--discard"])
         .expect("undo");
 }
+
+/// What is saved of a copy before it has an identity of its own has its source's; the copy never comes to have that.
+#[test]
+fn a_copy_never_goes_back_to_its_sources_identity() {
+    let Some(bed) = Bed::open("a_copy_never_goes_back_to_its_sources_identity") else {
+        return;
+    };
+    bed.run(["machine", "create", "--name", "source", "--mem", "256M"])
+        .expect("create");
+    start(&bed, "source", "source");
+    let id = |name| bed.sh(name, "cat /etc/machine-id; hostname");
+    let of_source = id("source");
+    bed.save("source", "source.checkpoint");
+    let create = "machine create --name copy --from source.checkpoint";
+    bed.run(create.split(' ')).expect("create");
+    let starting = held_at(
+        &bed,
+        Phase::AgentAnswers,
+        &["machine", "start", "--name", "copy"],
+    );
+    bed.save("copy", "early.checkpoint");
+    assert!(starting.finish().status.success());
+    let of_copy = id("copy");
+    assert_ne!(of_copy, of_source);
+    let undo = "machine undo --name copy --discard";
+    bed.run(undo.split(' ')).expect("undo");
+    assert_ne!(id("copy"), of_source, "it has its source's identity");
+    assert_eq!(bed.sh("copy", "hostname"), "copy");
+    // Its own points keep the identity.
+    let own = id("copy");
+    bed.save("copy", "late.checkpoint");
+    bed.run(undo.split(' ')).expect("undo");
+    assert_eq!(id("copy"), own);
+}

@@ -302,6 +302,7 @@ impl Common<'_> {
             restore: None,
             keep_identity: false,
             has_identity: false,
+            identity_since: None,
             starts: 0,
             undos: 0,
             former_names: Vec::new(),

@@ -88,6 +88,7 @@ impl Engine {
             store: None,
             keep_identity: false,
             has_identity: false,
+            identity_since: None,
             branchable: true,
             history: DEFAULT_HISTORY,
             starts: 0,

@@ -268,6 +268,7 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
         store: None,
         keep_identity: options.keep_identity,
         has_identity: false,
+        identity_since: None,
         branchable: true,
         history: DEFAULT_HISTORY,
         starts: 0,

@@ -215,6 +215,7 @@ impl Engine {
             file.state = RecordedState::Created;
             file.starts = 0;
             file.has_identity = false;
+            file.identity_since = None;
             file.booted = None;
         });
         let durable = matches!(change, Change::Done(_));

@@ -48,6 +48,9 @@ pub(crate) struct MachineFile {
     /// Whether it was given an identity of its own.
     #[serde(default)]
     pub(crate) has_identity: bool,
+    /// When it first had one, in seconds since 1970 and nanoseconds: what was saved before has that of another machine, or none.
+    #[serde(default)]
+    pub(crate) identity_since: Option<(u64, u32)>,
     /// Whether changed pages are tracked; recorded at each start.
     #[serde(default = "yes")]
     pub(crate) branchable: bool,

@@ -193,5 +193,11 @@ fn is_foreign(machine: &MachineFile, point: &Point) -> bool {
         &machine.origin,
         MachineOrigin::Point { id, .. } if *id == point.id().to_string()
     );
-    is_origin || !machine.is_or_was(&record.machine) || record.taken.seconds <= machine.created_unix
+    let taken = (record.taken.seconds, record.taken.nanos);
+    // While it was made, or set up, its guest was still another's.
+    let is_early = taken
+        <= machine
+            .identity_since
+            .unwrap_or((machine.created_unix, u32::MAX));
+    is_origin || !machine.is_or_was(&record.machine) || is_early
 }

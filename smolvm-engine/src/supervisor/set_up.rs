@@ -1,7 +1,7 @@
 //! What a guest gets between its start and the moment at which anybody works in it.
 
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use agent_protocol::client::ClientError;
 use agent_protocol::message::{ErrorKind, StepOutcome, StepReport};
@@ -157,7 +157,13 @@ fn set_up(shared: &Arc<Shared>, resets: u64) -> Result<Vec<String>, SetUpError> 
         let identity = identity::new_identity(&machine.name, restored)?;
         if guest.must_all("new identity", |agent| agent.set_identity(&identity))? {
             Phase::IdentityGiven.reached();
-            let change = shared.dir.change(|machine| machine.has_identity = true);
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            let now = now.unwrap_or_default();
+            let change = shared.dir.change(|machine| {
+                machine.has_identity = true;
+                let since = (now.as_secs(), now.subsec_nanos());
+                machine.identity_since.get_or_insert(since);
+            });
             change.visible()?;
         }
     }
