@@ -39,7 +39,7 @@ pub(crate) use shell::Shell;
 
 const MACHINE: &str = "microvm";
 /// The vendor, family and model that smolvm shows, and the features of its profile v2.
-const CPU: &str = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+lahf-lm,+smep";
+const CPU: &str = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+lahf-lm,+smep,+arat";
 /// Bytes of a block in `stat`, whatever the file system's are.
 const STAT_BLOCK_BYTES: u64 = 512;
 

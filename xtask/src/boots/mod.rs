@@ -27,7 +27,7 @@ use report::Report;
 const QEMU_CPU: &str = "base,vendor=AuthenticAMD,family=15,model=107,stepping=1,level=7,\
     xlevel=0x80000008,phys-bits=40,+fpu,+de,+pse,+tsc,+msr,+pae,+cx8,+apic,+sep,+mtrr,+pge,+cmov,\
     +pat,+pse36,+clflush,+mmx,+fxsr,+sse,+sse2,+cx16,+hypervisor,+smep,+syscall,+nx,+lm,+pni,\
-    +ssse3,+sse4.1,+sse4.2,+popcnt,+lahf-lm";
+    +ssse3,+sse4.1,+sse4.2,+popcnt,+lahf-lm,+arat";
 
 /// Values that differ for a reason: kvm-clock tells the rate of the time stamp counter, TCG has none.
 const EXPECTED: &[&str] = &["flag tsc_known_freq"];
