@@ -184,7 +184,12 @@ pub(crate) fn decode_verified(
     if len != out.len() {
         return Err(failed);
     }
-    let found = ChunkId::of(out);
+    verify(id, out)
+}
+
+/// Whether a chunk's bytes are what its id says.
+pub(crate) fn verify(id: &ChunkId, bytes: &[u8]) -> Result<(), ChunkError> {
+    let found = ChunkId::of(bytes);
     if found == *id {
         Ok(())
     } else {

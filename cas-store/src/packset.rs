@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::codec::with_scratch;
 use crate::error::{PackError, ReadError, StoreError};
 use crate::pack::layout::Entry;
 use crate::pack::reader::{EntryError, Pack};
@@ -231,7 +230,7 @@ impl PackSet {
     fn try_get(&self, id: &ChunkId, buf: &mut [u8]) -> Result<usize, ReadError> {
         let mut first_error = None;
         let found = self.search(id, |found| {
-            let result = with_scratch(|scratch| found.pack.read(&found.entry, scratch, buf));
+            let result = found.pack.read_decoded(&found.entry, buf);
             match result.map_err(|error| entry_error(id, &found.slot.path, error)) {
                 Ok(len) => Some(Ok(len)),
                 Err(error @ ReadError::BufferTooSmall { .. }) => Some(Err(error)),

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::PackId;
-use crate::codec::with_scratch;
 use crate::error::{ReadError, StoreError};
 use crate::on_threads::for_all;
 use crate::pack::layout::Entry;
@@ -233,7 +232,7 @@ pub(crate) fn verify_pack(
     pack.index.validate().map_err(ReadError::pack(path))?;
     let entries: Vec<Entry> = pack.index.entries().collect();
     let verified = for_all(&entries, |entry, buffer| {
-        with_scratch(|scratch| pack.read(entry, scratch, buffer))
+        pack.read_decoded(entry, buffer)
             .map(drop)
             .map_err(|error| entry_error(&entry.id, path, error))
     });

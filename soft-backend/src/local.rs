@@ -30,6 +30,12 @@ impl Cpu {
         self.lapic.timer.shift(by);
     }
 
+    /// The TSC and the local timer count at another rate; what they show jumps.
+    pub(crate) fn set_tsc_rate(&mut self, khz: u64) {
+        self.time.set_khz(khz);
+        self.lapic.timer.set_tsc_khz(khz);
+    }
+
     /// Moves what others sent into the APIC's registers.
     fn collect(&mut self) {
         let Some(post) = self.router.inboxes[self.index].take() else {

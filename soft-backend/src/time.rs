@@ -38,6 +38,11 @@ impl Tsc {
         }
     }
 
+    /// Counts at another rate, from its beginning.
+    pub(crate) fn set_khz(&mut self, khz: u64) {
+        self.khz = khz;
+    }
+
     /// Ticks per millisecond.
     pub(crate) fn khz(&self) -> u64 {
         self.khz

@@ -11,7 +11,7 @@ use vmm_core::cpu_state::VcpuState;
 use vmm_core::exit::{ExitHandler, PsciCall};
 use vmm_core::hypervisor::{ArchSpec, CreatedVm, Hypervisor, VcpuStop, VmSpec, X86Spec};
 use vmm_core::irq::MsiMessage;
-use vmm_core::ram::{GuestRam, RamBacking};
+use vmm_core::ram::{ChunkIndex, FillSource, GuestRam, RamBacking};
 use vmm_core::tracker::DirtyTracker;
 use vmm_core::x86::{self, ClockState, CpuProfile, MpState, Segment, X86VcpuState};
 
@@ -419,4 +419,97 @@ fn an_interrupt_whose_delivery_had_begun_is_delivered_before_anything_else_runs(
     assert_eq!(ports, [0x82, 0x81]);
     kick.kick();
     assert_eq!(thread.join().unwrap().events, x86::PendingEvents::default());
+}
+
+/// `mov al, n; out 0x80, al; jmp $`: says so and waits to be kicked.
+fn says(n: u8) -> [u8; 6] {
+    [0xb0, n, 0xe6, 0x80, 0xeb, 0xfe]
+}
+
+/// A vCPU runs on, and its state and memory are put back again and again: what it decoded before counts only where memory is the same.
+#[test]
+fn what_was_decoded_counts_after_a_return_only_where_memory_is_the_same() {
+    const CODE: u64 = 0x10_0000;
+    let ram = ram();
+    // Often enough to be translated: 5,000 rounds of `dec ecx; jnz`, then what `says` does, in the page after.
+    let warm = [
+        &[0xb9, 0x88, 0x13, 0, 0, 0x49, 0x75, 0xfd, 0xe9][..],
+        &(0x1000_u32 - 13).to_le_bytes(),
+    ];
+    ram.write_slice(&warm.concat(), GuestAddress(CODE)).unwrap();
+    let says_at = CODE + 0x1000;
+    ram.write_slice(&says(1), GuestAddress(says_at)).unwrap();
+    let mut vm = create(&ram, 1);
+    let binder = vm.vcpus.remove(0);
+    let kick = binder.kicker();
+    let (tx, rx) = channel();
+    let mut vcpu = binder.bind().unwrap();
+    let begin = VcpuState::X86(Box::new(protected(CODE)));
+    let kicker = std::thread::spawn(move || {
+        rx.into_iter()
+            .map(|(_, said)| {
+                kick.kick();
+                said
+            })
+            .collect::<Vec<_>>()
+    });
+    let run = |vcpu: &mut dyn vmm_core::hypervisor::Vcpu| {
+        vcpu.load(&begin).unwrap();
+        assert_eq!(vcpu.run(&mut Ports(tx.clone())).unwrap(), VcpuStop::Kicked);
+    };
+    run(&mut *vcpu);
+    run(&mut *vcpu);
+    ram.write_slice(&says(2), GuestAddress(says_at)).unwrap();
+    run(&mut *vcpu);
+
+    struct Says(u8);
+    impl FillSource for Says {
+        fn read_chunk(
+            &self,
+            _: ChunkIndex,
+            into: &mut [u8],
+        ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+            into.fill(0);
+            into[0x1000..][..6].copy_from_slice(&says(self.0));
+            // jmp CODE + 0x1000
+            into[..5].copy_from_slice(&[0xe9, 0xfb, 0x0f, 0, 0]);
+            Ok(())
+        }
+    }
+    let chunk = ram.layout().chunk_at(Gpa(CODE)).unwrap();
+    ram.begin_fill([chunk], Arc::new(Says(3)));
+    run(&mut *vcpu);
+    drop(tx);
+    // Written by others, and from another source.
+    assert_eq!(kicker.join().unwrap(), [1, 1, 2, 3]);
+}
+
+#[test]
+fn a_state_goes_on_at_its_own_rate() {
+    let ram = ram();
+    ram.write_slice(&[0xeb, 0xfe], GuestAddress(0x10_0000))
+        .unwrap();
+    let mut vm = create(&ram, 1);
+    let binder = vm.vcpus.remove(0);
+    let kick = binder.kicker();
+    let mut vcpu = binder.bind().unwrap();
+    let host = soft_backend::open(soft_backend::SoftOptions::default()).unwrap();
+    let khz = host.capabilities().x86.as_ref().unwrap().tsc_khz;
+    // A hundred times as quick: whatever the host does meanwhile, the ticks are too many for the rate before.
+    vcpu.set_tsc_rate(khz * 100).unwrap();
+    vcpu.load(&VcpuState::X86(Box::new(protected(0x10_0000))))
+        .unwrap();
+    let ticks = |state: VcpuState| x86(state).msr(x86::msr::TSC).unwrap();
+    let (before, begin) = (ticks(vcpu.save().unwrap()), Instant::now());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            kick.kick();
+        });
+        let (tx, _rx) = channel();
+        vcpu.run(&mut Ports(tx)).unwrap();
+    });
+    let (took, passed) = (begin.elapsed(), ticks(vcpu.save().unwrap()) - before);
+    let slow = took.as_millis() as u64 * u64::from(khz);
+    assert!(passed > 10 * slow, "{passed} ticks in {took:?}");
 }

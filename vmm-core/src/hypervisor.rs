@@ -289,6 +289,12 @@ pub trait Vcpu {
     /// Reads the complete state. The vCPU is stopped and has no pending exit.
     fn save(&mut self) -> Result<VcpuState, HypervisorError>;
 
+    /// Makes the TSC of an x86 vCPU count at another rate, that of the state that is loaded next.
+    ///
+    /// # Errors
+    /// [`HypervisorError::TscRate`] where the host cannot.
+    fn set_tsc_rate(&mut self, khz: u32) -> Result<(), HypervisorError>;
+
     /// Loads a complete state in the documented order. What the state asks for and the host lacks
     /// is an error, never ignored.
     fn load(&mut self, state: &VcpuState) -> Result<(), HypervisorError>;

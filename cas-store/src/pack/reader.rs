@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::layout::{ENTRY_BYTES, Entry, FOOTER_BYTES, Footer, HEADER_BYTES};
-use crate::codec::decode_verified;
+use crate::codec::{Codec, decode_verified, verify, with_scratch};
 use crate::error::{ChunkError, PackError};
 use crate::{ChunkId, PackId};
 use durable_files::{BackendFile, FileBackend};
@@ -178,23 +178,41 @@ impl Pack {
     pub(crate) fn read_stored(&self, entry: &Entry, out: &mut Vec<u8>) -> Result<(), PackError> {
         self.index.validate_entry(entry)?;
         out.resize(entry.stored_len as usize, 0);
+        self.read_body(entry, out)
+    }
+
+    /// Fills `out`, which is as long as the entry's stored form.
+    fn read_body(&self, entry: &Entry, out: &mut [u8]) -> Result<(), PackError> {
+        self.index.validate_entry(entry)?;
         let file = self.file().map_err(PackError::Io)?;
         file.read_exact_at(out, entry.offset).map_err(PackError::Io)
     }
 
-    /// Decodes the entry into the front of `out`, verifies it and returns its length.
+    /// As [`Self::read`], for whom the stored form is nothing: bytes that are stored as they are come straight from the file.
+    pub(crate) fn read_decoded(&self, entry: &Entry, out: &mut [u8]) -> Result<usize, EntryError> {
+        let len = entry.raw_len as usize;
+        let is_raw = matches!(entry.codec(), Ok(Codec::Raw)) && entry.stored_len == entry.raw_len;
+        let Some(bytes) = out.get_mut(..len).filter(|_| is_raw) else {
+            return with_scratch(|scratch| self.read(entry, scratch, out));
+        };
+        self.read_body(entry, bytes).map_err(EntryError::Pack)?;
+        verify(&entry.id, bytes).map_err(EntryError::Chunk)?;
+        Ok(len)
+    }
+
+    /// Decodes the entry into the front of `out`, verifies it and returns its length. Its stored form is left in `scratch`.
     pub(crate) fn read(
         &self,
         entry: &Entry,
         scratch: &mut Vec<u8>,
         out: &mut [u8],
     ) -> Result<usize, EntryError> {
-        self.read_stored(entry, scratch).map_err(EntryError::Pack)?;
         let len = entry.raw_len as usize;
         let out = out
             .get_mut(..len)
             .ok_or(EntryError::BufferTooSmall { needed_bytes: len })?;
         let codec = entry.codec().map_err(EntryError::Chunk)?;
+        self.read_stored(entry, scratch).map_err(EntryError::Pack)?;
         decode_verified(&entry.id, codec, scratch, out).map_err(EntryError::Chunk)?;
         Ok(len)
     }

@@ -87,7 +87,7 @@ fn cut_undo(bed: &Bed, phase: Phase, victim: Victim) {
     set(bed, 2);
     let done = kill_at(bed, phase, victim, "m", &["machine", "undo", "--name", "m"]);
     // It was ready in place, which may have been said before its end was seen.
-    let was_back = phase == Phase::UndoSetUp && victim == Victim::Vmm;
+    let was_back = matches!(phase, Phase::MemoryStored | Phase::UndoSetUp) && victim == Victim::Vmm;
     if done && victim != Victim::Command && !was_back {
         // A new process has taken the place of the one that was killed.
         assert_eq!(found(bed), "1 1", "{context}");
@@ -310,4 +310,114 @@ fn a_copy_never_goes_back_to_its_sources_identity() {
     bed.save("copy", "late.checkpoint");
     bed.run(undo.split(' ')).expect("undo");
     assert_eq!(id("copy"), own);
+}
+
+/// A machine that booted anew is another process, whose clock is measured anew; a point of the time before is one of it all the same.
+#[test]
+fn a_machine_that_was_started_anew_goes_back_in_place() {
+    let Some(bed) = Bed::open("a_machine_that_was_started_anew_goes_back_in_place") else {
+        return;
+    };
+    bed.boot("m", &["--mem", "256M"]);
+    set(&bed, 1);
+    bed.save("m", "one.checkpoint");
+    for round in 0..3 {
+        bed.run(["machine", "stop", "--name", "m"]).expect("stop");
+        bed.start("m").expect("start");
+        set(&bed, 2);
+        let before = bed.vmms("m");
+        let mut options = UndoOptions::default();
+        options.discard = true;
+        let undone = bed.engine.undo(&machine("m"), &options, &Silent);
+        let undone = undone.unwrap_or_else(|error| panic!("{round}: {}", chain(&error)));
+        assert!(undone.in_place, "{round}");
+        assert_eq!(bed.vmms("m"), before, "{round}");
+        assert_eq!(found(&bed), "1 1", "{round}");
+        assert_eq!(bed.complaints("m"), "", "{round}");
+    }
+}
+
+/// A point that cannot be read is found out before the present state is given up for it.
+#[test]
+fn an_undo_to_a_damaged_point_leaves_the_machine_as_it_is() {
+    let Some(bed) = Bed::open("an_undo_to_a_damaged_point_leaves_the_machine_as_it_is") else {
+        return;
+    };
+    bed.boot("m", &["--mem", "256M"]);
+    bed.save("m", "first.checkpoint");
+    let former = names(&bed.home().join("machines/m/packs"));
+    // All of it in a pack of its own.
+    bed.sh("m", "head -c 8M /dev/urandom > /run/random");
+    set(&bed, 1);
+    bed.save("m", "one.checkpoint");
+    let new = &names(&bed.home().join("machines/m/packs")) - &former;
+    for pack in &new {
+        for directory in [
+            bed.home().join("machines/m/packs"),
+            bed.path("one.checkpoint/packs"),
+            bed.path("store/packs"),
+        ] {
+            spoil(&directory.join(pack));
+        }
+    }
+    bed.sh("m", "head -c 8M /dev/urandom > /run/random");
+    set(&bed, 2);
+    let before = (bed.vmms("m"), names(&bed.home().join("machines/m/disk")));
+    let mut options = UndoOptions::default();
+    options.discard = true;
+    let error = bed.engine.undo(&machine("m"), &options, &Silent);
+    let error = error.expect_err("it is damaged");
+    assert!(matches!(error, EngineError::NotUndone { .. }), "{error:?}");
+    assert_eq!(found(&bed), "2 2");
+    let after = (bed.vmms("m"), names(&bed.home().join("machines/m/disk")));
+    assert_eq!(after, before, "the process, and the files of the disk");
+    // What was taken for it is free again.
+    bed.save("m", "two.checkpoint");
+    bed.save("m", "three.checkpoint");
+    set(&bed, 3);
+    let undone = bed.engine.undo(&machine("m"), &options, &Silent);
+    undone.unwrap_or_else(|error| panic!("to a sound one: {}", chain(&error)));
+    assert_eq!(found(&bed), "2 2");
+}
+
+/// Changes bodies of a large pack, if it is there; its index stays.
+fn spoil(path: &std::path::Path) {
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+    if !std::fs::metadata(path).is_ok_and(|metadata| metadata.len() > 4 << 20) {
+        return;
+    }
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).expect("permissions");
+    let file = std::fs::File::options().write(true).open(path);
+    let file = file.expect("the pack");
+    for at in (2 << 20..4 << 20).step_by(16 << 10) {
+        file.write_all_at(b"spoilt", at).expect("it is written");
+    }
+    // One that can be written is copied, and verified by that.
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o400)).expect("permissions");
+}
+
+/// At the point the guest had the clock, the random numbers, perhaps the identity of then: whoever comes is made to wait until it has
+/// its own.
+#[test]
+fn nobody_works_in_a_machine_that_went_back_before_it_is_set_up() {
+    let Some(bed) = Bed::open("nobody_works_in_a_machine_that_went_back_before_it_is_set_up")
+    else {
+        return;
+    };
+    bed.run(["machine", "create", "--name", "m", "--mem", "256M"])
+        .expect("create");
+    start(&bed, "m", "first");
+    bed.save("m", "one.checkpoint");
+    // The guest runs, nobody has called its agent yet.
+    let undo = ["machine", "undo", "--name", "m", "--discard"];
+    let undo = held_at(&bed, Phase::UndoneInPlace, &undo);
+    let mut exec = bed
+        .command(["machine", "exec", "--name", "m", "--", "true"])
+        .spawn()
+        .expect("smolvm starts");
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let early = exec.try_wait().expect("try to wait");
+    assert!(early.is_none(), "it was let in: {early:?}");
+    assert!(undo.finish().status.success());
+    assert!(exec.wait().expect("it ends").success());
 }

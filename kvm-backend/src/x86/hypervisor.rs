@@ -77,24 +77,29 @@ impl Kvm {
         let cpuid = to_kvm_cpuid(&spec.cpuid.for_vcpu(index))?;
         vcpu.set_cpuid2(&cpuid)
             .map_err(host_error("KVM_SET_CPUID2"))?;
-        self.set_tsc_rate(&vcpu, spec.tsc_khz)?;
+        set_tsc_rate(&vcpu, spec.tsc_khz, self.scales_tsc())?;
         Ok(vcpu)
     }
 
-    fn set_tsc_rate(&self, vcpu: &VcpuFd, khz: u32) -> Result<(), HypervisorError> {
-        let host_khz = vcpu.get_tsc_khz().map_err(host_error("KVM_GET_TSC_KHZ"))?;
-        let tolerance = u64::from(host_khz) * TSC_TOLERANCE_PPM / 1_000_000;
-        if u64::from(host_khz.abs_diff(khz)) <= tolerance {
-            return Ok(());
-        }
-        if !self.kvm.check_extension(Cap::TscControl) {
-            return Err(HypervisorError::TscRate {
-                requested_khz: khz,
-                host_khz,
-            });
-        }
-        vcpu.set_tsc_khz(khz).map_err(host_error("KVM_SET_TSC_KHZ"))
+    fn scales_tsc(&self) -> bool {
+        self.kvm.check_extension(Cap::TscControl)
     }
+}
+
+/// Makes a vCPU's TSC count at this rate. A rate that hardly differs stays: KVM takes it for the same.
+pub(super) fn set_tsc_rate(vcpu: &VcpuFd, khz: u32, scales: bool) -> Result<(), HypervisorError> {
+    let host_khz = vcpu.get_tsc_khz().map_err(host_error("KVM_GET_TSC_KHZ"))?;
+    let tolerance = u64::from(host_khz) * TSC_TOLERANCE_PPM / 1_000_000;
+    if u64::from(host_khz.abs_diff(khz)) <= tolerance {
+        return Ok(());
+    }
+    if !scales {
+        return Err(HypervisorError::TscRate {
+            requested_khz: khz,
+            host_khz,
+        });
+    }
+    vcpu.set_tsc_khz(khz).map_err(host_error("KVM_SET_TSC_KHZ"))
 }
 
 impl Hypervisor for Kvm {
@@ -114,7 +119,8 @@ impl Hypervisor for Kvm {
         for index in 0..spec.vcpus {
             let fd = self.create_vcpu(vm.fd(), index, x86)?;
             let index = VcpuIndex(index);
-            let binder = KvmVcpuBinder::new(fd, index, vm.clone(), &self.xsave, x86);
+            let scales = self.scales_tsc();
+            let binder = KvmVcpuBinder::new(fd, index, vm.clone(), &self.xsave, (x86, scales));
             vcpus.push(Box::new(binder));
         }
         Ok(CreatedVm { vm, vcpus })

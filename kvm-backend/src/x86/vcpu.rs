@@ -12,6 +12,7 @@ use vmm_core::x86::{CpuidTable, LAPIC_PAGE_BYTES, Msr, MsrList, X86VcpuState, ms
 use vmm_core::{Gpa, VcpuIndex};
 
 use super::extended_state::XsaveLayout;
+use super::hypervisor::set_tsc_rate;
 use super::kick::Kicker;
 use super::moment::closely;
 use super::vm::KvmVm;
@@ -35,7 +36,7 @@ impl KvmVcpuBinder {
         index: VcpuIndex,
         vm: Arc<KvmVm>,
         xsave: &XsaveLayout,
-        spec: &X86Spec,
+        (spec, scales_tsc): (&X86Spec, bool),
     ) -> Self {
         let vcpu = KvmVcpu {
             fd,
@@ -45,6 +46,7 @@ impl KvmVcpuBinder {
             cpuid: spec.cpuid.clone(),
             msrs: spec.msrs.clone(),
             tsc_khz: spec.tsc_khz,
+            scales_tsc,
             vm,
         };
         Self { vcpu }
@@ -75,6 +77,8 @@ struct KvmVcpu {
     cpuid: CpuidTable,
     msrs: MsrList,
     tsc_khz: u32,
+    /// Whether the TSC can count at another rate than the host's.
+    scales_tsc: bool,
     /// The VM outlives its vCPUs.
     vm: Arc<KvmVm>,
 }
@@ -388,6 +392,12 @@ impl Vcpu for KvmVcpu {
 
     fn save(&mut self) -> Result<VcpuState, HypervisorError> {
         Ok(VcpuState::X86(Box::new(self.save_x86()?)))
+    }
+
+    fn set_tsc_rate(&mut self, khz: u32) -> Result<(), HypervisorError> {
+        set_tsc_rate(&self.fd, khz, self.scales_tsc)?;
+        self.tsc_khz = khz;
+        Ok(())
     }
 
     fn load(&mut self, state: &VcpuState) -> Result<(), HypervisorError> {

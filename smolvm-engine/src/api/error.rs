@@ -206,6 +206,14 @@ pub enum EngineError {
         /// The machine.
         name: MachineName,
     },
+    /// What a machine needs to go to a point cannot be had.
+    #[error("{name} stays as it is, it cannot go to that point: {reason}")]
+    NotUndone {
+        /// The machine.
+        name: MachineName,
+        /// Why not.
+        reason: String,
+    },
     /// The state that an undo would leave could not be saved.
     #[error("{name} stays as it is, its state could not be kept: {reason}")]
     NotKept {
@@ -496,6 +504,9 @@ impl EngineError {
             )),
             Self::OtherMachine { id, .. } => Some(format!(
                 "make a machine of it with: smolvm machine create --name NEW --from {id}"
+            )),
+            Self::NotUndone { name, .. } => Some(format!(
+                "list its points with: smolvm machine checkpoint-log --name {name}"
             )),
             Self::DiskNotKept { name } | Self::NotKept { name, .. } => Some(format!(
                 "give that state up with: smolvm machine undo --name {name} --discard"

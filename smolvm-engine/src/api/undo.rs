@@ -239,6 +239,10 @@ impl Engine {
                 name: name.clone(),
                 reason: message,
             }),
+            Ok(ControlReply::NotReached { message }) => Err(EngineError::NotUndone {
+                name: name.clone(),
+                reason: message,
+            }),
             // A supervisor that ends or was killed: the run lock tells when its VMM is gone too.
             _ => {
                 let lost = (!options.discard).then(|| "its processes were killed".to_owned());
@@ -304,9 +308,10 @@ impl Engine {
             return Ok(());
         }
         let former = file.disk.clone();
-        let disk = prepare_disk(dir, &file, target.point())?;
+        let disk = prepare_disk(dir, target.point())?;
         Phase::TargetPinned.reached();
         let change = dir.change(|machine| disk.put_into(machine, target.point()));
+        disk.settle(&change);
         let durable = matches!(change, Change::Done(_));
         change.visible()?;
         Phase::PutBack.reached();

@@ -187,6 +187,11 @@ pub(crate) enum ControlReply {
     Branched(Box<BranchDone>),
     /// Done.
     Done,
+    /// The machine stays as it is: what it needs to go to the point cannot be had.
+    NotReached {
+        /// Why.
+        message: String,
+    },
     /// Refused or failed.
     Failed {
         /// What and why.

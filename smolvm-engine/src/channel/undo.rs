@@ -58,5 +58,14 @@ pub(crate) enum GoBackEvent {
         message: String,
         /// It is between two states and does not run again; otherwise it is where it was.
         between: bool,
+        /// Something of the point cannot be read: nobody else could go there either.
+        unreadable: Option<Unreadable>,
     },
+}
+
+/// What of a point cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Unreadable {
+    /// The pack that is damaged, where it is known to be one.
+    pub(crate) pack: Option<PathBuf>,
 }

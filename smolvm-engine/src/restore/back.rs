@@ -11,8 +11,8 @@ use super::place::{FoundPoint, PlaceError};
 use crate::file_error::FileError;
 use crate::home::make_private_dir;
 use crate::machine::{
-    BaseMap, MachineDir, MachineFile, MachineOrigin, RecordedState, create_overlay, link_or_copy,
-    replace_file, sync_directory,
+    BaseMap, Change, MachineDir, MachineFile, MachineOrigin, RecordedState, create_overlay,
+    link_or_copy, replace_file, sync_directory,
 };
 use crate::point::{PointError, link_record, record_file_name};
 
@@ -99,21 +99,18 @@ impl Drop for HeldGuard {
     }
 }
 
-/// Names in `disk/` of the files that a machine needs to go to a point.
+/// The files in `disk/` that a machine needs to go to a point; removed again unless the machine comes to name them.
 #[derive(Debug)]
 pub(crate) struct PreparedDisk {
+    disk: PathBuf,
     base: String,
     layer: String,
-    next: u64,
+    named: bool,
 }
 
-/// Makes the map of the point's disk and an empty layer over it, durably. `machine` does not name them yet:
-/// unless it comes to do so, the next start removes them.
-pub(crate) fn prepare_disk(
-    dir: &MachineDir,
-    machine: &MachineFile,
-    point: &Point,
-) -> Result<PreparedDisk, PlaceError> {
+/// Makes the map of the point's disk and an empty layer over it, durably. The machine does not name them yet, but no other
+/// file takes their names: what a kill leaves of them is removed by the next start.
+pub(crate) fn prepare_disk(dir: &MachineDir, point: &Point) -> Result<PreparedDisk, PlaceError> {
     let disk = point
         .record()
         .disk(ROOT_DISK)
@@ -121,31 +118,24 @@ pub(crate) fn prepare_disk(
             id: point.id().short(),
             findings: vec!["it has no root disk".to_owned()],
         })?;
-    let mut next = machine.disk.next;
-    let (base, layer) = loop {
-        let names = (format!("base-{next}.map"), format!("layer-{}", next + 1));
-        next += 2;
-        // An undo that was cut off may have left some.
-        let taken = |name: &String| dir.disk().join(name).exists();
-        if !(taken(&names.0) || taken(&names.1)) {
-            break names;
-        }
+    let machine = dir.change(|machine| machine.disk.next += 2).visible()?;
+    let last = machine.disk.next - 1;
+    let prepared = PreparedDisk {
+        disk: dir.disk(),
+        base: format!("base-{}.map", last - 1),
+        layer: format!("layer-{last}"),
+        named: false,
     };
-    replace_file(&dir.disk().join(&base), &BaseMap::of_point(disk).encode())?;
-    create_overlay(&dir.disk().join(&layer), disk.size_bytes)?;
-    sync_directory(&dir.disk())?;
-    Ok(PreparedDisk { base, layer, next })
+    replace_file(&prepared.base_path(), &BaseMap::of_point(disk).encode())?;
+    create_overlay(&prepared.layer_path(), disk.size_bytes)?;
+    sync_directory(&prepared.disk)?;
+    Ok(prepared)
 }
 
 impl PreparedDisk {
-    /// Both files, by name.
-    pub(crate) fn names(&self) -> [String; 2] {
-        [self.base.clone(), self.layer.clone()]
-    }
-
     /// The map of the disk's base.
-    pub(crate) fn base_path(&self, dir: &MachineDir) -> PathBuf {
-        dir.disk().join(&self.base)
+    pub(crate) fn base_path(&self) -> PathBuf {
+        self.disk.join(&self.base)
     }
 
     /// The empty layer, by name.
@@ -154,35 +144,57 @@ impl PreparedDisk {
     }
 
     /// The empty layer.
-    pub(crate) fn layer_path(&self, dir: &MachineDir) -> PathBuf {
-        dir.disk().join(&self.layer)
+    pub(crate) fn layer_path(&self) -> PathBuf {
+        self.disk.join(&self.layer)
+    }
+
+    /// The change that makes the machine name the files was tried: they stay unless it was surely not made.
+    pub(crate) fn settle(mut self, change: &Change) {
+        self.named = !matches!(change, Change::NotDone(_));
+    }
+
+    fn name_in(&self, machine: &mut MachineFile) {
+        machine.disk.base = self.base.clone();
+        machine.disk.layers = vec![self.layer.clone()];
     }
 
     /// Makes `machine` one that is paused at `point`: the change of `machine.json` that decides a pause.
-    pub(crate) fn put_pause_into(self, machine: &mut MachineFile, point: &Point, since_unix: u64) {
-        machine.disk.base = self.base;
-        machine.disk.layers = vec![self.layer];
-        machine.disk.next = self.next;
+    pub(crate) fn put_pause_into(&self, machine: &mut MachineFile, point: &Point, since_unix: u64) {
+        self.name_in(machine);
         machine.restore = Some(point.id().to_string());
         machine.state = RecordedState::Paused { since_unix };
     }
 
     /// Makes `machine` one that goes on at `point` when it starts: the change of `machine.json` that decides an
     /// undo.
-    pub(crate) fn put_into(self, machine: &mut MachineFile, point: &Point) {
+    pub(crate) fn put_into(&self, machine: &mut MachineFile, point: &Point) {
         let record = point.record();
         if is_foreign(machine, point) {
             machine.has_identity = false;
         }
-        machine.disk.base = self.base;
-        machine.disk.layers = vec![self.layer];
-        machine.disk.next = self.next;
+        self.name_in(machine);
         machine.spec.cpus = u8::try_from(record.spec.vcpus).ok();
         machine.spec.cpu = Some(record.host.cpu_profile.to_string());
         machine.head = Some(point.id().to_string());
         machine.restore = Some(point.id().to_string());
         machine.state = RecordedState::Stopped;
         machine.undos += 1;
+    }
+}
+
+impl Drop for PreparedDisk {
+    fn drop(&mut self) {
+        if self.named {
+            return;
+        }
+        for path in [self.base_path(), self.layer_path()] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "a file that nobody needs stays until the next start");
+                }
+                _ => {}
+            }
+        }
     }
 }
 

@@ -71,7 +71,10 @@ pub(crate) enum AgentError {
     /// The VMM does not take connections any more.
     #[error("the VMM takes no connections")]
     Dial(#[from] ChannelError),
-    /// The VMM did not take an earlier connection in time.
+    /// The VMM has not taken earlier connections yet: it is stopped, or its guest boots.
+    #[error("the VMM takes no more connections before it took those that wait")]
+    Busy,
+    /// What was sent to the VMM last was not sent whole.
     #[error("the VMM hangs")]
     VmmHangs,
     /// The host has no sockets left.
@@ -134,17 +137,27 @@ impl AgentError {
 /// Makes connections to the agent through the VMM's vsock device.
 #[derive(Clone)]
 pub(crate) struct AgentDialer {
-    /// `None` once a message to the VMM was not sent whole.
-    socket: Arc<Mutex<Option<UnixStream>>>,
+    line: Arc<Mutex<Line>>,
     /// The newest protocol that the agent speaks; 0 before it has answered.
     spoken: Arc<AtomicU16>,
+}
+
+/// The way to the VMM.
+struct Line {
+    /// `None` once a message to the VMM was not sent whole.
+    socket: Option<UnixStream>,
+    /// It did not take the last connection in time; that one was waited for, others are not.
+    busy: bool,
 }
 
 impl AgentDialer {
     /// A dialer over the socket whose other end the VMM has.
     pub(crate) fn new(socket: UnixStream) -> Self {
         Self {
-            socket: Arc::new(Mutex::new(Some(socket))),
+            line: Arc::new(Mutex::new(Line {
+                socket: Some(socket),
+                busy: false,
+            })),
             spoken: Arc::default(),
         }
     }
@@ -152,15 +165,48 @@ impl AgentDialer {
     /// A stream to the agent's port. It is closed by the other side when nobody listens there.
     pub(crate) fn dial(&self) -> Result<UnixStream, AgentError> {
         let (ours, theirs) = UnixStream::pair()?;
-        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = socket.as_ref().ok_or(AgentError::VmmHangs)?;
-        let sent = channel::send_within(open, &AGENT_PORT, &[theirs.as_fd()], DIAL_PATIENCE);
-        if let Err(error) = sent {
-            // Part of the message may be sent: what follows would not be understood.
-            *socket = None;
-            return Err(error.into());
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = line.socket.as_ref().ok_or(AgentError::VmmHangs)?;
+        let patience = if line.busy {
+            Duration::ZERO
+        } else {
+            DIAL_PATIENCE
+        };
+        let sent = channel::send_within(open, &AGENT_PORT, &[theirs.as_fd()], patience);
+        line.busy = matches!(sent, Err(ChannelError::Busy));
+        match sent {
+            Ok(()) => Ok(ours),
+            // Nothing was sent.
+            Err(ChannelError::Busy) => Err(AgentError::Busy),
+            Err(error) => {
+                // Part of the message may be sent: what follows would not be understood.
+                line.socket = None;
+                Err(error.into())
+            }
         }
-        Ok(ours)
+    }
+
+    /// One attempt to get a connection after the hello; the inner error is one after which others may succeed.
+    fn attempt(
+        &self,
+        patience: Duration,
+    ) -> Result<Result<AgentConnection, Box<dyn Error>>, AgentError> {
+        let stream = match self.dial() {
+            Err(error @ AgentError::Busy) => return Ok(Err(error.into())),
+            dialed => dialed?,
+        };
+        let (reader, writer, deadline) = TimedStream::pair(stream)?;
+        deadline.set(patience);
+        Ok(match Connection::open(reader, writer) {
+            Ok(connection) => {
+                self.spoken.store(connection.agent().max, Ordering::Relaxed);
+                Ok(AgentConnection {
+                    connection,
+                    deadline,
+                })
+            }
+            Err(error) => Err(error.into()),
+        })
     }
 
     /// The newest protocol that the agent speaks, as it said itself; 0 when it never answered.
@@ -202,16 +248,8 @@ impl AgentDialer {
             let deadline = (silent_since + patience.silence).min(begin + patience.at_most);
             // The last attempt may come late, but it gets some time.
             let left = deadline.saturating_duration_since(attempt).max(RETRY_PAUSE);
-            let (reader, writer, limit) = TimedStream::pair(self.dial()?)?;
-            limit.set(hello_timeout.min(left));
-            let failed = match Connection::open(reader, writer) {
-                Ok(connection) => {
-                    self.spoken.store(connection.agent().max, Ordering::Relaxed);
-                    return Ok(AgentConnection {
-                        connection,
-                        deadline: limit,
-                    });
-                }
+            let failed = match self.attempt(hello_timeout.min(left))? {
+                Ok(connection) => return Ok(connection),
                 Err(error) => error,
             };
             let now = Instant::now();
@@ -221,7 +259,7 @@ impl AgentDialer {
             }
             let silent = now >= silent_since + patience.silence;
             if silent || now >= begin + patience.at_most {
-                tracing::warn!(error = %chain(&failed), "the last attempt to reach the agent");
+                tracing::warn!(error = %chain(&*failed), "the last attempt to reach the agent");
                 return Err(AgentError::Silent(now - begin));
             }
             if now - attempt >= hello_timeout {
@@ -335,10 +373,10 @@ mod tests {
     }
 
     /// A VMM that takes nothing any more (it is stopped, or hangs) holds up one dial, and those after it
-    /// not at all.
+    /// not at all. Once it takes them again, all is as before.
     #[test]
     fn a_vmm_that_hangs_holds_nobody_up() {
-        let (ours, _vmm) = UnixStream::pair().unwrap();
+        let (ours, vmm) = UnixStream::pair().unwrap();
         let dialer = AgentDialer::new(ours);
         let mut kept = Vec::new();
         let hangs = loop {
@@ -347,8 +385,13 @@ mod tests {
                 Err(error) => break error,
             }
         };
-        assert!(matches!(hangs, AgentError::Dial(_)), "{hangs:?}");
-        assert!(matches!(dialer.dial(), Err(AgentError::VmmHangs)));
+        assert!(matches!(hangs, AgentError::Busy), "{hangs:?}");
+        assert!(matches!(dialer.dial(), Err(AgentError::Busy)));
+        for _ in 0..kept.len() {
+            channel::receive::<u32>(&vmm).unwrap();
+        }
+        dialer.dial().unwrap();
+        assert_eq!(channel::receive::<u32>(&vmm).unwrap().message, AGENT_PORT);
     }
 
     /// A host may be so busy that no agent answers within the first attempt's time.

@@ -522,9 +522,7 @@ fn note_reset(shared: &Arc<Shared>) {
     shared.rebooted.store(true, Ordering::SeqCst);
     let mut hopeless = false;
     shared.change(|live| {
-        live.ready = false;
-        live.trouble = None;
-        live.pending.clear();
+        live.forget_set_up();
         live.resets += 1;
         live.resets_unready += 1;
         hopeless = live.resets_unready == MAX_RESETS;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::agent::AgentError;
 use super::checkpoint::{Branched, branch, checkpoint, compact_packs, pause, tidy_paused};
 use super::shared::Shared;
-use super::undo::undo;
+use super::undo::{UndoError, undo};
 use crate::backend;
 use crate::channel::control::{Control, ControlReply, LiveStatus};
 use crate::channel::messages::ToVmm;
@@ -132,8 +132,13 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
                 // Whoever asked need not wait for what follows, and may be gone.
                 drop(connection.shutdown(Shutdown::Both));
             });
-            if let Err(error) = undone {
-                fail(connection, chain(&error));
+            match undone {
+                Ok(()) => {}
+                Err(error @ UndoError::NotKept(_)) => fail(connection, chain(&error)),
+                Err(error @ UndoError::NotReached(_)) => {
+                    let message = chain(&error);
+                    reply(connection, &ControlReply::NotReached { message }, &[]);
+                }
             }
         }
         Control::Branch(request) => {

@@ -147,7 +147,6 @@ fn set_up(shared: &Arc<Shared>, resets: u64) -> Result<Vec<String>, SetUpError> 
     guest.must("clock", |agent| agent.set_clock_to_now())?;
     let (seed, id) = (identity::random::<SEED_BYTES>()?, identity::random()?);
     guest.must_all("reseed", |agent| agent.reseed(&seed, id))?;
-    shared.change(|live| live.open = true);
     guest.may("resize of the root file system", |agent| {
         agent.resize_root()
     })?;

@@ -64,7 +64,8 @@ pub(super) struct Shared {
 /// How far the machine is.
 #[derive(Default)]
 pub(super) struct Live {
-    /// Commands may work in the guest: a booted point was taken of it, if that was to be, and it has random numbers of its own.
+    /// Commands may work in the guest since it booted or went back: a booted point was taken of it, if that was to be, and its time, its
+    /// random numbers and its identity are its own, as far as it can be made so.
     pub(super) open: bool,
     pub(super) ready: bool,
     /// Why the guest could not be set up.
@@ -103,6 +104,16 @@ pub(super) struct Live {
     pub(super) resets_unready: u32,
     /// Why this process ends the machine.
     pub(super) verdict: Option<String>,
+}
+
+impl Live {
+    /// The guest is one that nobody has set up yet.
+    pub(super) fn forget_set_up(&mut self) {
+        self.open = false;
+        self.ready = false;
+        self.trouble = None;
+        self.pending.clear();
+    }
 }
 
 /// A command that is being answered: the process does not end before.
@@ -225,7 +236,8 @@ impl Shared {
         });
     }
 
-    /// Whether commands may work in the guest. What they leave there would be in every machine that goes on at a booted point.
+    /// Whether commands may work in the guest. What they leave there before would be in every machine that goes on at a booted
+    /// point; what they got would be what others got who went on at the same point.
     pub(super) fn is_open(&self) -> bool {
         let live = self.live();
         live.open || live.end.is_some()

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use cas_store::Store;
 use snapshot_format::{CheckpointId, Point};
 use thiserror::Error;
 
@@ -21,7 +22,7 @@ use crate::channel::control::{
     KeptPoint, KeptStatus, StartReport, Trouble, UndoAnswer, UndoRequest,
 };
 use crate::channel::messages::ToVmm;
-use crate::channel::undo::{GoBack, GoBackEvent, GoBackRequest};
+use crate::channel::undo::{GoBack, GoBackEvent, GoBackRequest, Unreadable};
 use crate::channel::{self, ChannelError};
 use crate::error_chain::chain;
 use crate::file_error::FileError;
@@ -58,6 +59,23 @@ pub(super) enum InPlaceError {
     Stopped,
     #[error("the VMM: {0}")]
     Vmm(String),
+    /// Whoever goes there cannot read it.
+    #[error("{message}")]
+    Unreadable {
+        message: String,
+        unreadable: Unreadable,
+    },
+}
+
+/// Why a machine that runs did not leave its state; it runs on.
+#[derive(Debug, Error)]
+pub(super) enum UndoError {
+    /// Its state could not be kept although CPU and memory are there.
+    #[error(transparent)]
+    NotKept(#[from] CheckpointError),
+    /// What it needs at the target cannot be had.
+    #[error(transparent)]
+    NotReached(#[from] InPlaceError),
 }
 
 /// Called once, as soon as the machine is at the target and the id of its former state is known; that state is
@@ -68,13 +86,13 @@ pub(super) type OnAnswer<'a> = &'a mut dyn FnMut(UndoAnswer);
 ///
 /// # Errors
 ///
-/// The state could not be kept although CPU and memory are there: the machine runs on then.
+/// See [`UndoError`]: the machine runs on.
 pub(super) fn undo(
     shared: &Arc<Shared>,
     request: &UndoRequest,
     progress: OnProgress<'_>,
     answer: OnAnswer<'_>,
-) -> Result<(), CheckpointError> {
+) -> Result<(), UndoError> {
     let waits = shared.begin_undo();
     let mut state = shared
         .capture
@@ -83,7 +101,8 @@ pub(super) fn undo(
     drop(waits);
     let mut way_back = WayBack {
         shared,
-        request,
+        destination: Some(Destination::prepare(shared, request)?),
+        discards: request.keep.is_none(),
         answer: Some(answer),
         went: None,
         left: false,
@@ -101,19 +120,47 @@ pub(super) fn undo(
                 tracing::info!(%error, "the state cannot be kept");
                 lost = Some("it ended before it was saved".to_owned());
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         },
         None => way_back.go(&mut state),
+    }
+    if let Some(Went::Refused(error)) = way_back.went {
+        return Err(error.into());
     }
     way_back.finish(None, lost);
     way_back.remove_former_files();
     Ok(())
 }
 
+/// The target, and what the machine needs to be there: had before anything is given up for it.
+struct Destination {
+    point: Point,
+    record: File,
+    disk: PreparedDisk,
+}
+
+impl Destination {
+    fn prepare(shared: &Shared, request: &UndoRequest) -> Result<Self, InPlaceError> {
+        let dir = &shared.dir;
+        HeldPoint::of_undo(dir).pin()?;
+        let id: CheckpointId = request.target.parse().map_err(PointError::Id)?;
+        let record = dir.records().join(record_file_name(&id));
+        let point = read_point(&record, Some(id))?;
+        Ok(Self {
+            record: open(&record, File::options().read(true))?,
+            disk: prepare_disk(dir, &point)?,
+            point,
+        })
+    }
+}
+
 /// The way to the target, once the state that is left is captured or given up.
 pub(super) struct WayBack<'a> {
     shared: &'a Arc<Shared>,
-    request: &'a UndoRequest,
+    /// Until the machine went there.
+    destination: Option<Destination>,
+    /// The state before is not kept.
+    discards: bool,
     /// Until it was given.
     answer: Option<OnAnswer<'a>>,
     /// How it went, once it was gone.
@@ -129,6 +176,8 @@ enum Went {
     InPlace(u64),
     /// Not at all: the VMM ends, and a start at the target follows.
     Nowhere,
+    /// Not at all, since nobody could: the machine runs on.
+    Refused(InPlaceError),
 }
 
 impl WayBack<'_> {
@@ -136,6 +185,18 @@ impl WayBack<'_> {
     pub(super) fn go(&mut self, state: &mut CaptureState) {
         let went = match self.in_place(state) {
             Ok(resets) => Went::InPlace(resets),
+            // What was kept can be gone to again; what is given up could not.
+            Err(InPlaceError::Unreadable {
+                message,
+                unreadable,
+            }) if self.discards => {
+                self.note_damage(state, &unreadable);
+                self.went = Some(Went::Refused(InPlaceError::Unreadable {
+                    message,
+                    unreadable,
+                }));
+                return;
+            }
             Err(error) => {
                 tracing::warn!(error = %chain(&error), "not in place: another VMM takes its place");
                 Went::Nowhere
@@ -143,6 +204,24 @@ impl WayBack<'_> {
         };
         self.went = Some(went);
         self.left = true;
+    }
+
+    /// The next save takes all of memory from the guest, and shares nothing with the pack.
+    fn note_damage(&self, state: &mut CaptureState, unreadable: &Unreadable) {
+        state.base = None;
+        state.damaged = true;
+        let stem = unreadable.pack.as_deref().and_then(Path::file_stem);
+        let id = stem.and_then(|stem| stem.to_str()?.parse().ok());
+        let (Some(id), Ok(Some(machine))) = (id, self.shared.dir.read()) else {
+            return;
+        };
+        for packs in machine.packs_elsewhere(&self.shared.default_store) {
+            match packs.parent().map(Store::open) {
+                Some(Ok(store)) => store.distrust(&[id]),
+                Some(Err(error)) => tracing::warn!(error = %chain(&error), "damage is not noted"),
+                None => {}
+            }
+        }
     }
 
     /// The id of the state that was left is known, its data is stored but not durable: that is enough for an answer
@@ -171,7 +250,7 @@ impl WayBack<'_> {
         };
         let in_place = match self.went.take() {
             Some(Went::InPlace(resets)) => Some(self.wait_set_up(resets)),
-            Some(Went::Nowhere) | None => {
+            Some(Went::Nowhere | Went::Refused(_)) | None => {
                 self.shared.quit_vmm();
                 self.shared.wait_finished();
                 None
@@ -223,29 +302,26 @@ impl WayBack<'_> {
     fn in_place(&mut self, state: &mut CaptureState) -> Result<u64, InPlaceError> {
         let shared = self.shared;
         let dir = &shared.dir;
-        HeldPoint::of_undo(dir).pin()?;
-        let id: CheckpointId = self.request.target.parse().map_err(PointError::Id)?;
-        let record_path = dir.records().join(record_file_name(&id));
-        let target = read_point(&record_path, Some(id))?;
-        let machine = dir.read()?.ok_or(InPlaceError::Gone)?;
-        let prepared = prepare_disk(dir, &machine, &target)?;
-        let top = prepared.layer_name();
+        let Some(destination) = self.destination.take() else {
+            return Err(InPlaceError::Gone);
+        };
+        let Destination {
+            point,
+            record,
+            disk,
+        } = destination;
         state.quiet = None;
-        let rebooted = shared.rebooted.swap(false, Ordering::SeqCst);
-        let base = state.base.take().filter(|_| !rebooted);
+        if shared.rebooted.swap(false, Ordering::SeqCst) {
+            state.base = None;
+        }
+        let base = state.base.as_ref();
         let base = base.map(|base| own_record(&dir.records(), &base.id()));
 
         let (ours, theirs) = UnixStream::pair().map_err(ChannelError::Io)?;
         ours.set_read_timeout(Some(VMM_PATIENCE))
             .map_err(ChannelError::Io)?;
-        let [record, map, layer] = [
-            open(&record_path, File::options().read(true))?,
-            open(&prepared.base_path(dir), File::options().read(true))?,
-            open(
-                &prepared.layer_path(dir),
-                File::options().read(true).write(true),
-            )?,
-        ];
+        let map = open(&disk.base_path(), File::options().read(true))?;
+        let layer = open(&disk.layer_path(), File::options().read(true).write(true))?;
         let base = base.and_then(|base| File::open(base).ok());
         let mut descriptors = vec![theirs.as_fd(), record.as_fd(), map.as_fd(), layer.as_fd()];
         descriptors.extend(base.as_ref().map(AsFd::as_fd));
@@ -257,7 +333,9 @@ impl WayBack<'_> {
         let GoBackEvent::Ready = hear(shared, &ours)? else {
             return Err(InPlaceError::Vmm("an unexpected answer".to_owned()));
         };
-        self.decide(&ours, prepared, &target)?;
+        state.base = None;
+        let top = disk.layer_name();
+        self.decide(&ours, disk, &point)?;
         let GoBackEvent::Back {
             pause_micros,
             chunks,
@@ -266,7 +344,7 @@ impl WayBack<'_> {
             return Err(InPlaceError::Vmm("an unexpected answer".to_owned()));
         };
         tracing::info!(pause_micros, chunks, "the machine went back in place");
-        state.base = shared.branchable.then(|| Arc::new(target));
+        state.base = shared.branchable.then(|| Arc::new(point));
         state.vmm_top = Some(top);
         let change = dir.change(|machine| {
             machine.restore = None;
@@ -278,9 +356,7 @@ impl WayBack<'_> {
         // As after a reset: whoever set the guest up before is told to do it again.
         let mut resets = 0;
         shared.change(|live| {
-            live.ready = false;
-            live.trouble = None;
-            live.pending.clear();
+            live.forget_set_up();
             live.resets += 1;
             resets = live.resets;
         });
@@ -302,15 +378,14 @@ impl WayBack<'_> {
             former = Some(machine.disk.clone());
             disk.put_into(machine, target);
         });
+        disk.settle(&change);
         let durable = matches!(change, Change::Done(_));
         change.visible()?;
         // A power failure may bring the former files back into use otherwise.
         self.former = former.filter(|_| durable);
         Phase::UndoDecided.reached();
         self.shared.change(|live| {
-            live.ready = false;
-            live.trouble = None;
-            live.pending.clear();
+            live.forget_set_up();
             live.out_of_memory = None;
         });
         Ok(channel::send(socket, &GoBackRequest::Decided, &[])?)
@@ -341,6 +416,16 @@ fn hear(shared: &Shared, socket: &UnixStream) -> Result<GoBackEvent, InPlaceErro
         if channel::is_readable(socket, VMM_LOOK)? {
             match channel::receive(socket)?.message {
                 GoBackEvent::Waiting => since = Instant::now(),
+                GoBackEvent::Failed {
+                    message,
+                    between: false,
+                    unreadable: Some(unreadable),
+                } => {
+                    return Err(InPlaceError::Unreadable {
+                        message,
+                        unreadable,
+                    });
+                }
                 GoBackEvent::Failed { message, .. } => return Err(InPlaceError::Vmm(message)),
                 event => return Ok(event),
             }

@@ -11,6 +11,7 @@ mod dial;
 mod disk;
 mod fill;
 mod notes;
+mod read_ahead;
 mod run;
 mod start;
 mod undo;

@@ -320,8 +320,6 @@ impl Vmm {
 
     /// Goes back in place. Where that fails half-way the machine stands, and the supervisor ends this process.
     fn go_back(&mut self, guest: &mut Guest, request: GoBack, descriptors: Vec<OwnedFd>) {
-        let held = self.held.take();
-        let taken = held.map(|held| (held.reset, held.captured.into_taken()));
         let files = match undo::Files::open(&self.parts, request, descriptors, self.booted) {
             Ok(files) => files,
             Err((socket, error)) => {
@@ -331,7 +329,8 @@ impl Vmm {
                 return;
             }
         };
-        let taken = taken.and_then(|(reset, taken)| (!reset).then_some(taken));
+        let held = self.held.take();
+        let taken = held.and_then(|held| (!held.reset).then(|| held.captured.into_taken()));
         match undo::go_back(&mut guest.machine, &self.parts, files, taken) {
             undo::Outcome::Back(disk) => {
                 self.parts.set_disk(disk);

@@ -292,6 +292,12 @@ impl Parts {
         Ok(())
     }
 
+    /// Whether the guest of a point keeps its time here.
+    pub(super) fn check_rate(&self, point: &PointRecord) -> Result<(), StartError> {
+        let record = X86MachineRecord::find(&point.states)?;
+        Ok(backend::check_tsc(record.tsc_khz, self.cpu()?)?)
+    }
+
     fn cpu(&self) -> Result<&X86Capabilities, StartError> {
         self.hypervisor
             .capabilities()

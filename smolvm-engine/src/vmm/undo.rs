@@ -19,12 +19,13 @@ use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_core::Gpa;
 use vmm_core::machine::{MachineError, PausedMachine, RunningMachine};
-use vmm_core::ram::{GuestRam, RamError};
+use vmm_core::ram::{GuestRam, PAGE_BYTES, RamError};
 use vmm_core::tracker::{DirtySet, TrackerError};
 
 use super::fill::Nodes;
+use super::read_ahead::ReadAhead;
 use super::start::{Parts, StartError, read_all};
-use crate::channel::undo::{GoBack, GoBackDescriptors, GoBackEvent, GoBackRequest};
+use crate::channel::undo::{GoBack, GoBackDescriptors, GoBackEvent, GoBackRequest, Unreadable};
 use crate::channel::{self, ChannelError};
 use crate::error_chain::chain;
 use crate::machine::{ChunkSource, MapReadError};
@@ -56,6 +57,8 @@ pub(super) enum UndoError {
     },
     #[error("the map of its memory")]
     Map(#[from] MapReadError),
+    #[error("no memory for what is read ahead")]
+    ReadAhead(#[from] std::io::Error),
     #[error("written pages are not tracked")]
     Untracked,
     #[error(transparent)]
@@ -68,6 +71,22 @@ pub(super) enum UndoError {
     Ram(#[from] RamError),
     #[error("the supervisor gave it up")]
     Channel(#[from] ChannelError),
+}
+
+impl UndoError {
+    fn unreadable(&self) -> Option<Unreadable> {
+        let pack = match self {
+            Self::Chunk { source, .. } => match source {
+                ReadError::DamagedChunk { path, .. } | ReadError::DamagedPack { path, .. } => {
+                    Some(path.clone())
+                }
+                _ => None,
+            },
+            Self::Map(_) => None,
+            _ => return None,
+        };
+        Some(Unreadable { pack })
+    }
 }
 
 /// What the supervisor gave for it.
@@ -150,6 +169,7 @@ pub(super) fn tell_failure(socket: &UnixStream, error: &UndoError, between: bool
     let failed = GoBackEvent::Failed {
         message: chain(error),
         between,
+        unreadable: error.unreadable(),
     };
     if let Err(error) = channel::send(socket, &failed, &[]) {
         tracing::debug!(%error, "nobody waits for an undo that failed");
@@ -201,16 +221,19 @@ fn run(
     if !parts.tracked() {
         return Err(UndoError::Untracked);
     }
+    machine.check(&files.target.states)?;
+    parts.check_rate(&files.target)?;
     // Afterwards the packs that memory still comes from may go.
     parts.wait_for_memory(|| still_wanted(&files.socket))?;
     let target = Target::new(machine.ram(), &files.target, &files.source)?;
-    let mut different = match &files.base {
+    let whole = match &files.base {
         Some(base) => target.differing_from(base)?,
         None => target.all_chunks(machine.ram())?,
     };
     written.merge(&machine.tracker().take()?);
+    let mut different = whole.clone();
     different.extend(chunks_of(written));
-    let mut ahead = target.read(&different)?;
+    let early = target.read(&different)?;
 
     let begin = Instant::now();
     let mut paused = machine.pause()?;
@@ -220,7 +243,7 @@ fn run(
         .filter(|gpa| !different.contains(gpa))
         .collect();
     different.extend(late.iter().copied());
-    ahead.extend(target.read(&late.into_iter().collect())?);
+    let late = target.read(&late.into_iter().collect())?;
     Phase::UndoReady.reached();
     channel::send(&files.socket, &GoBackEvent::Ready, &[])?;
     files
@@ -230,7 +253,12 @@ fn run(
     let GoBackRequest::Decided = channel::receive(&files.socket)?.message;
 
     *changed = true;
-    target.put_back(paused.ram(), &different, &ahead)?;
+    let difference = Difference {
+        chunks: &different,
+        whole: &whole,
+        written,
+    };
+    target.put_back(paused.ram(), &difference, &[early, late])?;
     Phase::UndoMemoryBack.reached();
     load(&mut paused, parts, files)?;
     paused.resume()?;
@@ -269,6 +297,32 @@ fn chunks_of(set: &DirtySet) -> impl Iterator<Item = Gpa> + '_ {
 }
 
 type Chunks = BTreeSet<Gpa>;
+
+/// What may differ from a point.
+struct Difference<'a> {
+    /// Chunks in which anything does.
+    chunks: &'a Chunks,
+    /// Those of them that are others at the point than they were before pages were written.
+    whole: &'a Chunks,
+    /// Pages that were written.
+    written: &'a DirtySet,
+}
+
+impl Difference<'_> {
+    /// Writes what may differ in a chunk. Other pages stay untouched: what is known of them, as translated code, holds on.
+    fn write(&self, ram: &GuestRam, gpa: Gpa, chunk: &[u8]) -> Result<(), GuestMemoryError> {
+        if self.whole.contains(&gpa) {
+            return ram.write_slice(chunk, GuestAddress(gpa.0));
+        }
+        let pages = (gpa.0..).step_by(PAGE_BYTES as usize);
+        for (page, bytes) in pages.zip(chunk.chunks(PAGE_BYTES as usize)) {
+            if self.written.contains(Gpa(page)) {
+                ram.write_slice(bytes, GuestAddress(page))?;
+            }
+        }
+        Ok(())
+    }
+}
 
 /// The memory of the point.
 struct Target<'a> {
@@ -351,7 +405,7 @@ impl<'a> Target<'a> {
     }
 
     /// Reads chunks, verified, as many as are read ahead. Chunks of zeros need no reading.
-    fn read(&self, chunks: &Chunks) -> Result<BTreeMap<Gpa, Vec<u8>>, UndoError> {
+    fn read(&self, chunks: &Chunks) -> Result<ReadAhead, UndoError> {
         let mut jobs = Vec::new();
         for gpa in chunks {
             let chunk = self.chunk(*gpa)?;
@@ -359,12 +413,7 @@ impl<'a> Target<'a> {
                 jobs.push((*gpa, chunk));
             }
         }
-        let read = for_all(&jobs, |(gpa, chunk), bytes| {
-            let length = self.get(*gpa, chunk, bytes)?;
-            Ok::<_, UndoError>((*gpa, bytes[..length].to_vec()))
-        });
-        let read = read.map_err(|failures| failures.cause(|_| false))?;
-        Ok(read.into_iter().collect())
+        ReadAhead::new(&jobs, |gpa, chunk, bytes| self.get(gpa, chunk, bytes))
     }
 
     fn get(&self, gpa: Gpa, chunk: &ChunkRef, bytes: &mut [u8]) -> Result<usize, UndoError> {
@@ -376,13 +425,13 @@ impl<'a> Target<'a> {
     fn put_back(
         &self,
         ram: &GuestRam,
-        chunks: &Chunks,
-        ahead: &BTreeMap<Gpa, Vec<u8>>,
+        difference: &Difference<'_>,
+        ahead: &[ReadAhead],
     ) -> Result<(), UndoError> {
         let mut later = Vec::new();
-        for gpa in chunks {
-            if let Some(bytes) = ahead.get(gpa) {
-                ram.write_slice(bytes, GuestAddress(gpa.0))?;
+        for gpa in difference.chunks {
+            if let Some(bytes) = ahead.iter().find_map(|ahead| ahead.get(*gpa)) {
+                difference.write(ram, *gpa, bytes)?;
                 continue;
             }
             let chunk = self.chunk(*gpa)?;
@@ -394,7 +443,7 @@ impl<'a> Target<'a> {
         }
         let written = for_all(&later, |(gpa, chunk), bytes| {
             let length = self.get(*gpa, chunk, bytes)?;
-            Ok::<_, UndoError>(ram.write_slice(&bytes[..length], GuestAddress(gpa.0))?)
+            Ok::<_, UndoError>(difference.write(ram, *gpa, &bytes[..length])?)
         });
         match written {
             Ok(_) => Ok(()),

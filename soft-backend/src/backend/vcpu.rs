@@ -162,6 +162,11 @@ impl Vcpu for SoftVcpu {
         Ok(VcpuState::X86(Box::new(state)))
     }
 
+    fn set_tsc_rate(&mut self, khz: u32) -> Result<(), HypervisorError> {
+        self.vm.baton.take_now().cpus[self.index].set_tsc_rate(khz.into());
+        Ok(())
+    }
+
     fn load(&mut self, state: &VcpuState) -> Result<(), HypervisorError> {
         let VcpuState::X86(state) = state else {
             return Err(HypervisorError::Architecture {
@@ -181,8 +186,8 @@ impl Vcpu for SoftVcpu {
         for cpu in cpus.iter_mut() {
             cpu.adopt_time(time);
         }
-        // Memory may be another one as well.
-        cache.clear(&mut cpus[self.index]);
+        // What was decoded from memory that is another one now is stale. The rest is found again by its address.
+        cache.drop_stale(&mut cpus[self.index]);
         Ok(())
     }
 }

@@ -554,7 +554,7 @@ impl CodeCache {
         self.changed(cpu);
     }
 
-    /// Drops the blocks of pages that devices wrote to.
+    /// Drops the blocks of pages whose memory others than vCPUs changed: devices, or a return to a saved state.
     #[cold]
     pub(crate) fn drop_stale(&mut self, cpu: &mut Cpu) {
         for pfn in cpu.code_pages.take_written() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use snapshot_format::StateRecord;
 
 use super::builder::{BuiltMachine, MachineError, random_id};
-use super::running::{PausedMachine, match_units};
+use super::running::{PausedMachine, RunningMachine, match_units};
 use super::x86_record::X86MachineRecord;
 use crate::VcpuIndex;
 use crate::cpu_state::VcpuState;
@@ -72,6 +72,25 @@ impl BuiltMachine {
     }
 }
 
+impl RunningMachine {
+    /// Whether these are records that [`PausedMachine::load`] can put this machine into: its units, on the same CPU model. The
+    /// rate of the TSC may be another.
+    ///
+    /// # Errors
+    /// What does not match.
+    pub fn check(&self, records: &[StateRecord]) -> Result<(), MachineError> {
+        let (record, mine) = (X86MachineRecord::find(records)?, &self.built.record);
+        if (&record.cpuid, &record.msrs) != (&mine.cpuid, &mine.msrs) {
+            return Err(UnitError::Invalid {
+                unit: "machine".to_owned(),
+                what: "not this machine's CPU".to_owned(),
+            }
+            .into());
+        }
+        Ok(match_units(records, &self.built.expected_units())?)
+    }
+}
+
 impl PausedMachine<'_> {
     /// Puts the machine into a saved state of its own kind: vCPUs, clock, interrupt controller and every device become what
     /// they were, whatever became of the guest since; also one that had ended runs again afterwards. Everything that was under way is
@@ -88,13 +107,14 @@ impl PausedMachine<'_> {
     /// states and does not run again, unless a later `load` puts it into one.
     pub fn load(&mut self, records: &[StateRecord]) -> Result<(), MachineError> {
         self.machine.ended = true;
-        let built = &self.machine.built;
-        if X86MachineRecord::find(records)? != built.record {
-            return Err(UnitError::Invalid {
-                unit: "machine".to_owned(),
-                what: "not this machine's CPU".to_owned(),
+        self.machine.check(records)?;
+        let built = &mut self.machine.built;
+        let tsc_khz = X86MachineRecord::find(records)?.tsc_khz;
+        if tsc_khz != built.record.tsc_khz {
+            for thread in &built.vcpus {
+                thread.set_tsc_rate(tsc_khz)?;
             }
-            .into());
+            built.record.tsc_khz = tsc_khz;
         }
         let generation = random_id(&mut *super::running::lock(&built.later_generations))?;
         built.load_units(records, generation)?;

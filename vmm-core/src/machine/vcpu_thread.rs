@@ -16,6 +16,7 @@ type Reply<T> = Sender<Result<T, HypervisorError>>;
 
 enum Command {
     Load(Box<VcpuState>, Reply<()>),
+    SetTscRate(u32, Reply<()>),
     Save(Reply<VcpuState>),
     NotifyStopped(Reply<()>),
     Run,
@@ -127,6 +128,10 @@ impl VcpuThread {
         self.call(|reply| Command::Load(Box::new(state), reply))
     }
 
+    pub(super) fn set_tsc_rate(&self, khz: u32) -> Result<(), HypervisorError> {
+        self.call(|reply| Command::SetTscRate(khz, reply))
+    }
+
     pub(super) fn save(&self) -> Result<VcpuState, HypervisorError> {
         self.call(Command::Save)
     }
@@ -201,6 +206,9 @@ impl Body {
             // Whoever asked may be gone: nobody wants the answer then.
             match command {
                 Command::Load(state, reply) => drop(reply.send(self.vcpu.load(&state))),
+                Command::SetTscRate(khz, reply) => {
+                    drop(reply.send(self.vcpu.set_tsc_rate(khz)));
+                }
                 Command::Save(reply) => drop(reply.send(self.vcpu.save())),
                 Command::NotifyStopped(reply) => drop(reply.send(self.vcpu.notify_stopped())),
                 Command::Run => self.run(),

@@ -52,6 +52,8 @@ pub use shared::{SharedPart, SharedRam, SharedRamError};
 
 /// Memory is filled, and its extents are cut, in chunks of this many bytes.
 pub const CHUNK_BYTES: u64 = 64 << 10;
+/// Pages in a chunk.
+const CHUNK_PAGES: usize = (CHUNK_BYTES / PAGE_BYTES) as usize;
 
 /// Most extents of one memory: the host allows a process about 65,000 mappings, and more of them make every
 /// page fault slower.
@@ -382,7 +384,17 @@ impl GuestRam {
     fn note_replaced(&self, chunks: impl IntoIterator<Item = ChunkIndex>) {
         let replaced = self.inner.replaced.lock();
         let mut replaced = replaced.unwrap_or_else(PoisonError::into_inner);
-        replaced.extend(chunks);
+        for chunk in chunks {
+            replaced.insert(chunk);
+            let place = self.layout().chunk_gpa(chunk);
+            let place = place.and_then(|gpa| self.layout().find(gpa));
+            if let Some((region, offset)) = place
+                && let Some(pages) = self.page_map(region)
+            {
+                let first = (offset / PAGE_BYTES) as usize;
+                (first..first + CHUNK_PAGES).for_each(|page| pages.replace_code(page));
+            }
+        }
     }
 
     fn find(&self, gpa: Gpa, bytes: u64) -> Result<RegionPart, RamError> {

@@ -14,7 +14,7 @@ pub const PAGE_BYTES: u64 = 4096;
 ///
 /// The *dirty* set holds pages written by devices (through [`super::GuestRam`]) and by backends that
 /// track in software. The *code* set holds pages from which a software CPU decoded instructions: a
-/// device write to such a page moves it to the *stale* set, of which
+/// device write to such a page, or another mapping or source in its place, moves it to the *stale* set, of which
 /// [`GuestRam::take_code_is_stale`](super::GuestRam::take_code_is_stale) tells.
 #[derive(Debug)]
 pub struct PageMap {
@@ -114,6 +114,11 @@ impl PageMap {
 
     fn mark_page(&self, page: usize) {
         self.set_dirty(page);
+        self.replace_code(page);
+    }
+
+    /// What instructions were decoded from is not in this page any more.
+    pub(super) fn replace_code(&self, page: usize) {
         if self.is_code(page) {
             self.clear_code(page);
             self.stale[page / 64].fetch_or(1 << (page % 64), Ordering::Release);

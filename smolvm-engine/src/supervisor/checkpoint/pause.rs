@@ -15,7 +15,7 @@ use super::publication::NewPoint;
 use super::{Brought, CaptureState, CheckpointError, Job, OnProgress, Run, SYNC_PATIENCE};
 use crate::channel::control::{CheckpointRequest, PauseDone};
 use crate::error_chain::chain;
-use crate::machine::{Change, DiskFile, MachineFile};
+use crate::machine::{Change, DiskFile};
 use crate::phase::Phase;
 use crate::point::paused_file_name;
 use crate::restore::prepare_disk;
@@ -150,7 +150,7 @@ impl Run<'_> {
                 &record_name,
                 (!state.damaged).then_some(job.machine_packs),
             )
-            .and_then(|()| self.decide(&brought.machine, &brought.point));
+            .and_then(|()| self.decide(&brought.point));
         match decided {
             Ok(former) => Ok(told(brought, former, &sealed, job)),
             Err(error) => {
@@ -161,23 +161,16 @@ impl Run<'_> {
     }
 
     /// Makes the machine's file say that the machine is paused. Returns the files of the disk before.
-    fn decide(
-        &self,
-        machine: &MachineFile,
-        point: &Point,
-    ) -> Result<Option<DiskFile>, CheckpointError> {
+    fn decide(&self, point: &Point) -> Result<Option<DiskFile>, CheckpointError> {
         let dir = &self.shared.dir;
-        let disk = prepare_disk(dir, machine, point)?;
-        let names = disk.names();
+        let disk = prepare_disk(dir, point)?;
         let mut former = None;
         let change = dir.change(|machine| {
             former = Some(machine.disk.clone());
             disk.put_pause_into(machine, point, unix_now());
         });
+        disk.settle(&change);
         let durable = matches!(change, Change::Done(_));
-        if matches!(change, Change::NotDone(_)) {
-            self.remove_disk_files(&names);
-        }
         change.visible()?;
         Phase::PauseDecided.reached();
         Ok(former.filter(|_| durable))
