@@ -129,8 +129,8 @@ fn ten_points_under_32_writes_at_a_time_hold_what_was_written() {
 }
 
 #[test]
-fn layers_of_ten_captures_that_failed_are_merged_at_the_next_start() {
-    let test = "layers_of_ten_captures_that_failed_are_merged_at_the_next_start";
+fn layers_of_captures_that_failed_are_merged_at_the_next_start() {
+    let test = "layers_of_captures_that_failed_are_merged_at_the_next_start";
     let Some(bed) = Bed::open(test) else {
         return;
     };
@@ -141,7 +141,8 @@ fn layers_of_ten_captures_that_failed_are_merged_at_the_next_start() {
     let checkpoint: Vec<&str> = "machine checkpoint --name source --store store -o cut.checkpoint"
         .split(' ')
         .collect();
-    for number in 1..=10 {
+    // The next one would merge them while the machine runs.
+    for number in 1..=9 {
         // Whoever asked is gone after the disk was frozen: the capture fails, the layer stays.
         kill_at(&bed, Phase::Resumed, Victim::Command, "source", &checkpoint);
         bed.sh("source", "sync");
@@ -149,7 +150,7 @@ fn layers_of_ten_captures_that_failed_are_merged_at_the_next_start() {
         assert_eq!(layers(&bed, "source"), number + 1);
     }
     let expected = model(&bed, "source");
-    check(&bed, "source", &expected, "eleven layers");
+    check(&bed, "source", &expected, "ten layers");
     bed.run(["machine", "stop", "--name", "source"])
         .expect("stop");
     start(&bed, "source", "merged");
