@@ -1,6 +1,7 @@
 //! `machine try`: a command that may fail, and the way back if it does.
 
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use smolvm_engine::{CheckpointOptions, Engine, ExecOptions, MachineName, UndoOptions};
 
@@ -31,6 +32,7 @@ pub(crate) fn attempt(
         printer: *printer,
         name,
         id: saved?.id,
+        gone: Arc::default(),
     };
     let foreground = Foreground::default();
     let (receiver, interrupted) = (foreground.clone(), way_back.clone());
@@ -76,10 +78,17 @@ struct WayBack {
     printer: Printer,
     name: MachineName,
     id: String,
+    /// It was gone, or is: nobody goes twice.
+    gone: Arc<Mutex<bool>>,
 }
 
 impl WayBack {
+    /// Goes back, unless that was done; waits for one who is on the way.
     fn go(&self) -> Result<(), Failure> {
+        let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *gone, true) {
+            return Ok(());
+        }
         let mut options = UndoOptions::default();
         options.to = Some(self.id.clone());
         let progress = self.printer.progress();

@@ -26,6 +26,8 @@ const MAX_TAIL_BYTES: usize = 4 << 10;
 /// `machine run`.
 pub(crate) fn run(engine: &Engine, printer: &Printer, args: RunArgs) -> Result<ExitCode, Failure> {
     let plan = Plan::new(Some(passing_name()?), args.shape, Vec::new())?;
+    // However this process ends, the machine ends with it.
+    let engine = &engine.clone().with_passing_machines();
     let passing = Passing::new(engine);
     let _watch = passing.clone().watch()?;
     let result = passing.create(plan).and_then(|name| {

@@ -32,4 +32,24 @@ for pause in 0.05 0.5 2 15; do
     [ "$code" = 130 ] || fail "interrupted after $pause s: exit code $code"
     [ -z "$(left)" ] || fail "interrupted after $pause s, left: $(left)"
 done
+
+# Killed so that it can put nothing in order: its machine ends with it.
+for pause in 0.05 0.5 2 8; do
+    "$smolvm" machine run --image "$image" --mem 256M -- sleep 600 &
+    client=$!
+    sleep "$pause"
+    kill -KILL "$client"
+    wait "$client" 2> /dev/null || :
+    looks=0
+    until [ -z "$(left)" ]; do
+        looks=$((looks + 1))
+        [ "$looks" -lt 600 ] || fail "killed after $pause s, left: $(left)"
+        sleep 0.1
+    done
+done
+# The next one takes away what is left of it.
+"$smolvm" machine create --image "$image" --name after-run > /dev/null
+"$smolvm" machine delete -f --name after-run > /dev/null
+home=${SMOLVM_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/smolvm}
+[ -z "$(ls "$home/machines" | grep '^run-' || :)" ] || fail "left: $(ls "$home/machines")"
 echo ok

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use durable_files::{OsBackend, PublishError, Staging};
 use snapshot_format::LimitError;
@@ -94,6 +94,7 @@ impl Engine {
             starts: 0,
             undos: 0,
             former_names: Vec::new(),
+            passing: false,
             branched_from: None,
             branch: None,
             kind: Some(kind),
@@ -135,6 +136,12 @@ impl Engine {
         named: impl Fn(&mut MachineFile),
     ) -> Result<MachineInfo, EngineError> {
         let dir = MachineDir::new(staging.path().to_owned());
+        if let Some(owned) = &self.passing {
+            machine.passing = true;
+            let lock = dir.lock_owner()?;
+            let mut owned = owned.lock().unwrap_or_else(PoisonError::into_inner);
+            owned.push(lock);
+        }
         loop {
             named(&mut machine);
             dir.write_first(&machine)?;

@@ -274,6 +274,7 @@ fn machine_file(options: &CreateFromOptions, name: &MachineName, point: &Point) 
         starts: 0,
         undos: 0,
         former_names: Vec::new(),
+        passing: false,
         branched_from: None,
         branch: None,
         kind: None,

@@ -33,7 +33,7 @@ mod verify;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use durable_files::OsBackend;
@@ -151,6 +151,8 @@ impl EngineOptions {
 #[derive(Debug, Clone)]
 pub struct Engine {
     options: EngineOptions,
+    /// Locks of the machines that were made for this process, where they are.
+    passing: Option<Arc<Mutex<Vec<File>>>>,
 }
 
 impl Engine {
@@ -161,13 +163,24 @@ impl Engine {
     /// [`EngineError::Home`] when the home is not this user's alone.
     pub fn open(options: EngineOptions) -> Result<Self, EngineError> {
         options.home.check()?;
-        Ok(Self { options })
+        Ok(Self {
+            options,
+            passing: None,
+        })
     }
 
     /// The same engine, which uses booted points, or not.
     #[must_use]
     pub fn with_booted_points(mut self, booted_points: bool) -> Self {
         self.options.booted_points = booted_points;
+        self
+    }
+
+    /// The same engine, whose new machines are for this process alone: once its last clone is gone, or the process is, however
+    /// that ended, they are stopped, and removed by the next command that makes or starts a machine.
+    #[must_use]
+    pub fn with_passing_machines(mut self) -> Self {
+        self.passing = Some(Arc::default());
         self
     }
 
@@ -187,13 +200,16 @@ impl Engine {
             .collect())
     }
 
-    /// Whether that is a branch which never came up, and will not: whoever made it was killed. One that was stopped or paused is
-    /// a machine to somebody.
+    /// Whether that is a machine of a process that is gone, or a branch which never came up, and will not: whoever made it was
+    /// killed. One that was stopped or paused is a machine to somebody.
     fn is_cut_off(&self, name: &MachineName) -> bool {
         let dir = self.dir(name);
         let never_up = || {
             let file = dir.read().ok().flatten();
             file.is_some_and(|file| {
+                if file.passing && matches!(dir.has_owner(), Ok(false)) {
+                    return true;
+                }
                 let is_nobodys = matches!(
                     file.state,
                     RecordedState::Failed { .. } | RecordedState::Running { .. }
@@ -205,7 +221,7 @@ impl Engine {
         never_up() && matches!(dir.is_running(), Ok(false)) && never_up()
     }
 
-    /// Removes what killed commands left of branches that never came up. Whatever cannot be removed is left for the next time.
+    /// Removes what killed commands left: machines that were for them alone, branches that never came up. Whatever cannot be removed is left for the next time.
     pub(crate) fn remove_cut_off(&self) -> Result<(), EngineError> {
         let machines = self.home().machines();
         for name in guest_image::names_in(&machines)? {
@@ -224,9 +240,9 @@ impl Engine {
             match removed {
                 Ok(None | Some(Ok(_))) => {}
                 Ok(Some(Err(error))) => {
-                    tracing::warn!(%error, %name, "a branch that was cut off is kept")
+                    tracing::warn!(%error, %name, "a machine that was cut off is kept")
                 }
-                Err(error) => tracing::debug!(%error, %name, "a branch that was cut off is gone"),
+                Err(error) => tracing::debug!(%error, %name, "a machine that was cut off is gone"),
             }
         }
         Ok(())

@@ -15,6 +15,8 @@ use crate::name::MachineName;
 /// Largest `machine.json` in bytes.
 pub(super) const MAX_FILE_BYTES: u64 = 4 << 20;
 
+/// Held by the process that a machine was made for.
+const OWNER_LOCK: &str = "owner.lock";
 /// Pause between two looks at a lock that somebody holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
@@ -226,6 +228,28 @@ impl MachineDir {
     /// Whether somebody holds the run lock. Changes nothing.
     pub(crate) fn is_running(&self) -> Result<bool, MachineDirError> {
         self.is_locked("run.lock")
+    }
+
+    /// Makes the machine, which nobody knows yet, that of whoever holds the lock: it ends with them.
+    pub(crate) fn lock_owner(&self) -> Result<File, MachineDirError> {
+        let (file, path) = self.open_lock(OWNER_LOCK)?;
+        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
+            .map_err(FileError::at("lock", &path))?;
+        Ok(file)
+    }
+
+    /// Whether the process is there that the machine was made for. Changes nothing.
+    pub(crate) fn has_owner(&self) -> Result<bool, MachineDirError> {
+        self.is_locked(OWNER_LOCK)
+    }
+
+    /// Waits until the process is gone that the machine was made for.
+    pub(crate) fn wait_for_owner(&self) -> Result<(), MachineDirError> {
+        let path = self.path.join(OWNER_LOCK);
+        let file = File::open(&path).map_err(FileError::at("open", &path))?;
+        retry_interrupted(|| flock(&file, FlockOperation::LockShared))
+            .map_err(FileError::at("lock", &path))?;
+        Ok(())
     }
 
     /// Whether somebody starts, stops or otherwise changes the machine from outside. Changes nothing.

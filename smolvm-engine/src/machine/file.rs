@@ -66,6 +66,9 @@ pub(crate) struct MachineFile {
     /// Names that it had before, the last one last: points that were saved then are its own.
     #[serde(default)]
     pub(crate) former_names: Vec<MachineName>,
+    /// It was made for one process, and is nothing without it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) passing: bool,
     /// The machine that it is a branch of.
     #[serde(default)]
     pub(crate) branched_from: Option<MachineName>,

@@ -1,16 +1,23 @@
 //! Logs of a machine that do not grow without bound: of too much the newest part is kept.
+//!
+//! Several processes append to a log. Who cuts it holds its lock alone, who appends shares it, so that nothing is lost that is
+//! appended while another one cuts.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::Duration;
 
-use rustix::fs::OFlags;
+use rustix::fs::{FlockOperation, OFlags, flock};
 
 /// A log that is longer is cut, in bytes.
 const MAX_LOG_BYTES: u64 = 16 << 20;
 /// What is kept then.
 const KEPT_BYTES: u64 = 8 << 20;
+/// How often somebody who appends looks for the end of a cut, and the pause between: one who cuts may be stopped by a signal.
+const LOOKS: u32 = 50;
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// Opens a log for appending; makes it where it is missing, for this user only. Nothing but a file is opened, and
 /// no link followed.
@@ -50,8 +57,14 @@ impl BoundedLog {
 
 impl Write for BoundedLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
-        trim(&self.file, self.max_bytes, self.kept_bytes)?;
+        let written = {
+            let _lock = lock_shared(&self.file);
+            (&self.file).write(bytes)?
+        };
+        // What was written is there; a log that cannot be cut goes on.
+        if let Err(error) = trim(&self.file, self.max_bytes, self.kept_bytes) {
+            tracing::debug!(%error, "a log is not cut");
+        }
         Ok(written)
     }
 
@@ -60,8 +73,41 @@ impl Write for BoundedLog {
     }
 }
 
-/// Cuts a log of more than `max_bytes` to whole lines of at most `kept_bytes`, where lines are not longer than that.
+/// A lock that ends with this.
+struct Locked<'a>(&'a File);
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // It has been taken, and nothing else can fail.
+        let _ = flock(self.0, FlockOperation::Unlock);
+    }
+}
+
+/// Waits until nobody cuts the log, but not for one who does not get on.
+fn lock_shared(file: &File) -> Option<Locked<'_>> {
+    for _ in 0..LOOKS {
+        match flock(file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => return Some(Locked(file)),
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOOK_AGAIN),
+            // The file system has no locks.
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
+/// Cuts a log of more than `max_bytes` to whole lines of at most `kept_bytes`, where lines are not longer than that. While others
+/// append or cut, it stays as it is: the next one who appends looks again.
 fn trim(mut file: &File, max_bytes: u64, kept_bytes: u64) -> io::Result<()> {
+    if file.metadata()?.len() <= max_bytes {
+        return Ok(());
+    }
+    let _lock = match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Some(Locked(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(()),
+        Err(_) => None,
+    };
+    // Another one may have cut it meanwhile.
     let length = file.metadata()?.len();
     if length <= max_bytes {
         return Ok(());
@@ -99,6 +145,39 @@ mod tests {
         let expected = (first..1000).map(|number| format!("line {number}\n"));
         assert_eq!(text, expected.collect::<String>());
         assert!(text.len() > 400);
+    }
+
+    /// Each line comes once, in the order of its writer, up to the newest of each.
+    #[test]
+    fn nothing_is_lost_or_doubled_when_several_append_and_cut() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        const LINES: u32 = 3000;
+        std::thread::scope(|scope| {
+            for writer in ["a", "b", "c"] {
+                let file = open_log(&path).unwrap();
+                scope.spawn(move || {
+                    let mut log = BoundedLog {
+                        file,
+                        max_bytes: 10_000,
+                        kept_bytes: 5_000,
+                    };
+                    for number in 0..LINES {
+                        log.write_all(format!("{writer} {number}\n").as_bytes())
+                            .unwrap();
+                    }
+                });
+            }
+        });
+        let text = fs::read_to_string(&path).unwrap();
+        assert!((4_000..20_000).contains(&text.len()), "{}", text.len());
+        for writer in ["a", "b", "c"] {
+            let numbers = text.lines().filter_map(|line| line.strip_prefix(writer));
+            let numbers: Vec<u32> = numbers.map(|line| line.trim().parse().unwrap()).collect();
+            if let Some(first) = numbers.first() {
+                assert_eq!(numbers, (*first..LINES).collect::<Vec<_>>(), "{writer}");
+            }
+        }
     }
 
     #[test]

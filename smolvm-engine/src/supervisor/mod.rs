@@ -11,6 +11,7 @@ mod end_record;
 mod guest_log;
 mod identity;
 mod layers;
+mod owner;
 mod run;
 mod serve;
 mod set_up;

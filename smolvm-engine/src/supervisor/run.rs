@@ -14,6 +14,7 @@ use super::checkpoint::CaptureState;
 use super::end_record::{damaged, record_end};
 use super::identity::IdentityError;
 use super::layers::{LayersError, fresh_layer, merge_layers};
+use super::owner;
 use super::serve;
 use super::set_up;
 use super::shared::Shared;
@@ -251,6 +252,7 @@ fn start(
         started_unix: unix_now(),
         cpu,
         branchable: machine.branchable,
+        passing: machine.passing,
         restored,
         at_booted: begun.booted.is_some(),
         rebooted: AtomicBool::new(false),
@@ -471,6 +473,9 @@ fn supervise(shared: &Arc<Shared>, mut vmm: VmmHandle, starter: UnixStream) {
         tracing::error!(%error, "the guest is not set up");
     }
     autosave::spawn(shared);
+    if shared.passing {
+        owner::follow(shared);
+    }
     let reason = follow(shared, &vmm.socket);
     shared.change(|live| live.end = Some(reason.clone()));
     if !vmm.reap(VMM_END_PATIENCE) {

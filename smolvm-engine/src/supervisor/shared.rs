@@ -47,6 +47,8 @@ pub(super) struct Shared {
     pub(super) cpu: String,
     /// Whether written pages are tracked.
     pub(super) branchable: bool,
+    /// It ends with the process that it was made for.
+    pub(super) passing: bool,
     /// It went on at a point, so its kernel believes to be the one that was saved.
     pub(super) restored: bool,
     /// And that was a booted point.
