@@ -213,27 +213,28 @@ fn understand(agent: &Arc<Agent>, mut visitor: Visitor) -> Next {
         }
         visitor.greeted = true;
     }
-    match visitor.frames.next_message::<Request>() {
-        Ok(None) => Next::Stay(visitor),
-        Ok(Some(request)) => {
-            visitor.until = None;
-            session::begin(agent, visitor, request);
-            Next::Gone
-        }
-        Err(error) if error.is_unknown_kind() => {
-            let reply = Reply::Error {
-                kind: ErrorKind::Unsupported,
-                message: "this agent does not know that request".into(),
-            };
-            match answer(&visitor.stream, &reply) {
-                Ok(()) => understand(agent, visitor),
-                Err(_) => Next::Gone,
+    loop {
+        match visitor.frames.next_message::<Request>() {
+            Ok(None) => return Next::Stay(visitor),
+            Ok(Some(request)) => {
+                visitor.until = None;
+                session::begin(agent, visitor, request);
+                return Next::Gone;
             }
-        }
-        Err(error) => {
-            let error = chain(&error);
-            agent.log(&format!("a client did not say what it wants: {error}"));
-            Next::Gone
+            Err(error) if error.is_unknown_kind() => {
+                let reply = Reply::Error {
+                    kind: ErrorKind::Unsupported,
+                    message: "this agent does not know that request".into(),
+                };
+                if answer(&visitor.stream, &reply).is_err() {
+                    return Next::Gone;
+                }
+            }
+            Err(error) => {
+                let error = chain(&error);
+                agent.log(&format!("a client did not say what it wants: {error}"));
+                return Next::Gone;
+            }
         }
     }
 }

@@ -229,6 +229,42 @@ fn output_that_nobody_reads_holds_only_the_command_back() {
     );
 }
 
+/// A command may end while its last bytes are in its terminal and the agent has no room for them: nobody
+/// reads until then. How much that is depends on the kernel's buffers, so it is found by trying.
+#[test]
+fn a_terminals_output_is_whole_however_late_it_is_read() {
+    let machine = Machine::new();
+    let tty = Some(TtySize {
+        rows: 24,
+        columns: 80,
+    });
+    let mut written = 200_000;
+    let mut ended_by_itself = true;
+    while ended_by_itself {
+        written += 12_000;
+        let script = format!("stty -opost; head -c {written} /dev/zero; printf END");
+        let session = machine.start(ExecRequest { tty, ..sh(&script) });
+        let pid = session.pid;
+        // One that is still there after this long waits for us. That ends the search and nothing else.
+        let until = Instant::now() + Duration::from_millis(500);
+        ended_by_itself = loop {
+            if !runs(pid) {
+                break true;
+            }
+            if Instant::now() > until {
+                break false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        // Far longer than a terminal has to be quiet.
+        std::thread::sleep(Duration::from_millis(100));
+        let (outcome, out, _) = finish(session);
+        assert_eq!(outcome.exit_code(), 0);
+        assert!(out.ends_with(b"END"), "{} of {written} bytes", out.len());
+        assert_eq!(out.len(), written + 3);
+    }
+}
+
 #[test]
 fn a_process_in_the_background_holds_nothing_up_and_goes_on() {
     let machine = Machine::new();

@@ -240,6 +240,30 @@ fn a_request_that_is_not_known_is_answered_and_the_connection_goes_on() {
     );
 }
 
+/// As many as fit a piece that the agent reads, all unknown: each is answered, and none of them costs
+/// the agent more than the one before.
+#[test]
+fn many_requests_that_are_not_known_are_no_danger() {
+    let machine = Machine::new();
+    let mut stream = machine.dial();
+    let mut reader = stream.try_clone().expect("clone");
+    greet(&mut reader, &mut stream).expect("hello");
+    let unknown = [5, 0, 0, 0, 0, 0x82, 0x18, 99, 0xa0];
+    const COUNT: usize = 7000;
+    let writer = std::thread::spawn(move || {
+        stream.write_all(&unknown.repeat(COUNT)).expect("sent");
+        stream
+    });
+    for _ in 0..COUNT {
+        let reply: Reply = read_message(&mut reader).expect("reply");
+        assert!(matches!(reply, Reply::Error { .. }), "{reply:?}");
+    }
+    let mut stream = writer.join().expect("writer");
+    write_message(&mut stream, &Request::Ping).expect("sent");
+    let reply: Reply = read_message(&mut reader).expect("reply");
+    assert_eq!(reply, Reply::Ok);
+}
+
 #[test]
 fn control_calls_follow_each_other() {
     let machine = Machine::new();

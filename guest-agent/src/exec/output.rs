@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::{Errno, ioctl_fionread, read};
 
-/// After the command's end a terminal is done when it was quiet for so long: what was written last
-/// reaches the reader a little later.
+/// After the command's end a terminal is done when reads found nothing in it for so long: what was
+/// written last reaches the reader a little later.
 const TERMINAL_QUIET: Duration = Duration::from_millis(30);
 /// Most that a terminal gives after the command's end, should others keep writing.
 const TERMINAL_REST_BYTES: usize = 1 << 20;
@@ -18,8 +18,15 @@ enum Rest {
     All,
     /// What was in the pipe when the command ended.
     Bytes(usize),
-    /// What a terminal gives before this moment, each read moving it on.
-    Quiet { until: Instant, left: usize },
+    /// What a terminal gives until it is quiet. Only reads can tell: while nobody is allowed to read,
+    /// for want of room, no time counts.
+    Quiet {
+        /// When reads began to find nothing.
+        since: Option<Instant>,
+        /// Reads found nothing for long enough.
+        over: bool,
+        left: usize,
+    },
 }
 
 /// What one read gave.
@@ -61,7 +68,8 @@ impl Output {
     pub(crate) fn command_ended(&mut self) {
         self.rest = if self.terminal {
             Rest::Quiet {
-                until: Instant::now() + TERMINAL_QUIET,
+                since: None,
+                over: false,
                 left: TERMINAL_REST_BYTES,
             }
         } else {
@@ -75,14 +83,16 @@ impl Output {
         match self.rest {
             Rest::All => false,
             Rest::Bytes(left) => left == 0,
-            Rest::Quiet { until, left } => left == 0 || Instant::now() >= until,
+            Rest::Quiet { over, left, .. } => over || left == 0,
         }
     }
 
-    /// When to look at [`Output::is_done`] again though nothing arrives.
-    pub(crate) fn wake_at(&self) -> Option<Instant> {
+    /// When to read though nothing has arrived, if there is room: only so does a terminal get done.
+    pub(crate) fn read_at(&self) -> Option<Instant> {
         match self.rest {
-            Rest::Quiet { until, .. } => Some(until),
+            Rest::Quiet { since, .. } => {
+                Some(since.map_or_else(Instant::now, |since| since + TERMINAL_QUIET))
+            }
             _ => None,
         }
     }
@@ -93,20 +103,28 @@ impl Output {
             Rest::All => buffer.len(),
             Rest::Bytes(left) | Rest::Quiet { left, .. } => left.min(buffer.len()),
         };
+        let now = Instant::now();
         match read(&self.fd, &mut buffer[..want]) {
             Ok(0) => Piece::End,
             Ok(count) => {
                 match &mut self.rest {
                     Rest::All => {}
                     Rest::Bytes(left) => *left -= count,
-                    Rest::Quiet { until, left } => {
+                    Rest::Quiet { since, left, .. } => {
                         *left -= count;
-                        *until = Instant::now() + TERMINAL_QUIET;
+                        *since = None;
                     }
                 }
                 Piece::Data(count)
             }
-            Err(Errno::AGAIN | Errno::INTR) => Piece::Nothing,
+            Err(Errno::AGAIN) => {
+                if let Rest::Quiet { since, over, .. } = &mut self.rest {
+                    let since = *since.get_or_insert(now);
+                    *over = now.saturating_duration_since(since) >= TERMINAL_QUIET;
+                }
+                Piece::Nothing
+            }
+            Err(Errno::INTR) => Piece::Nothing,
             Err(_) => Piece::End,
         }
     }

@@ -136,7 +136,7 @@ impl<'a> Relay<'a> {
                 self.write_stdin();
             }
             for at in 0..2 {
-                if ready.outputs[at] {
+                if ready.outputs[at] || self.must_read(at) {
                     self.read_output(at);
                 }
             }
@@ -205,6 +205,12 @@ impl<'a> Relay<'a> {
         }
     }
 
+    /// Whether to read an output though nothing is known to be in it.
+    fn must_read(&self, at: usize) -> bool {
+        let due = self.outputs[at].as_ref().and_then(Output::read_at);
+        due.is_some_and(|due| Instant::now() >= due) && self.peer.has_room(self.agent)
+    }
+
     fn wake_at(&self) -> Option<Instant> {
         let mut times: Vec<Instant> = Vec::with_capacity(6);
         if self.peer.must_look_for_room(self.agent) {
@@ -219,7 +225,9 @@ impl<'a> Relay<'a> {
                 times.push(Instant::now() + GROUP_POLL);
             }
         }
-        times.extend(self.outputs.iter().flatten().filter_map(Output::wake_at));
+        if self.peer.has_room(self.agent) {
+            times.extend(self.outputs.iter().flatten().filter_map(Output::read_at));
+        }
         times.into_iter().min()
     }
 
