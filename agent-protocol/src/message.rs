@@ -149,7 +149,7 @@ pub enum Reply {
     /// The command runs.
     #[n(3)]
     Started {
-        /// Number of this exec, unique while the agent's machine lives.
+        /// Number of this exec, unique until the guest boots anew, also when its agent is started again.
         #[n(0)]
         session: u64,
         /// Process id, which is also its process group and session.

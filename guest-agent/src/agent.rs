@@ -1,6 +1,7 @@
 //! What all sessions of an agent share.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -16,6 +17,7 @@ use crate::control::disk::DiskThread;
 use crate::control::sync::Syncer;
 use crate::door::Door;
 use crate::exec::drain::Drainer;
+use crate::exec::numbers::Numbers;
 use crate::exec::output_log::OutputLog;
 use crate::ready::Waiting;
 use crate::room::{MAX_COMMANDS, MAX_COPIES, MAX_DETACHED, Room};
@@ -32,6 +34,9 @@ pub struct Config {
     pub owns_machine: bool,
     /// The console, for the agent's own messages.
     pub log: Box<dyn Write + Send>,
+    /// Where the number of the last exec is kept, should this not be the first agent of the machine: an
+    /// empty file for the first one, and the same file for each that follows. `None`: numbers start at 1.
+    pub numbers: Option<File>,
 }
 
 /// Room for each kind of session that has a thread of its own.
@@ -54,7 +59,7 @@ pub struct Agent {
     /// Limit on open files that commands get: what the agent itself was started with.
     pub(crate) open_files: Rlimit,
     log: Mutex<Box<dyn Write + Send>>,
-    next_session: AtomicU64,
+    numbers: Numbers,
     sessions: Mutex<BTreeMap<u64, SessionStatus>>,
     /// Commands and copies that were begun or have ended.
     counted: AtomicU64,
@@ -88,7 +93,7 @@ impl Agent {
             },
             open_files,
             log: Mutex::new(config.log),
-            next_session: AtomicU64::new(1),
+            numbers: Numbers::after(config.numbers)?,
             sessions: Mutex::new(BTreeMap::new()),
             counted: AtomicU64::new(0),
         });
@@ -130,7 +135,10 @@ impl Agent {
 
     /// Notes a command that runs now and gives it its number.
     pub(crate) fn begin(&self, pid: u32, program: &[u8], detached: bool) -> u64 {
-        let session = self.next_session.fetch_add(1, Ordering::Relaxed);
+        let (session, kept) = self.numbers.next();
+        if let Err(error) = kept {
+            self.log(&format!("numbers may come twice after my end: {error}"));
+        }
         let program = Bytes::from(&program[..program.len().min(256)]);
         let status = SessionStatus {
             session,

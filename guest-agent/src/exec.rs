@@ -2,6 +2,7 @@
 
 pub(crate) mod drain;
 mod environment;
+pub(crate) mod numbers;
 mod output;
 pub(crate) mod output_log;
 mod process;
@@ -55,12 +56,15 @@ pub(crate) fn serve(agent: &Arc<Agent>, connection: OwnedFd, request: ExecReques
 }
 
 fn run(agent: &Arc<Agent>, session: u64, child: Spawned, peer: Peer, request: &ExecRequest) {
-    let outcome = Relay::new(agent, session, child, peer, request).run();
+    let mut relay = Relay::new(agent, session, child, peer, request);
+    let outcome = relay.run();
     agent.end(session, outcome);
     if request.detach {
         let code = outcome.exit_code();
         let line = format!("exec {session}: ended with code {code}\n");
         agent.output_log.add(line.as_bytes());
+        agent.count();
+        relay.outlive();
     }
 }
 

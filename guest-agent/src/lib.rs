@@ -25,7 +25,8 @@
 //! use guest_agent::agent::{Agent, Config};
 //! use std::os::unix::net::UnixStream;
 //!
-//! let agent = Agent::new(Config { owns_machine: false, log: Box::new(std::io::sink()) })?;
+//! let log = Box::new(std::io::sink());
+//! let agent = Agent::new(Config { owns_machine: false, log, numbers: None })?;
 //! let (ours, theirs) = UnixStream::pair()?;
 //! agent.accept(theirs.into());
 //! let mut client = Connection::open(&ours, &ours)?;

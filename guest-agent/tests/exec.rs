@@ -358,6 +358,7 @@ fn a_terminal_takes_input_and_control_characters() {
     });
     let session = machine.start(ExecRequest {
         tty,
+        stdin: true,
         ..sh("stty -echo; echo go; cat; echo bye")
     });
     let (writer, mut reader) = (session.writer, session.reader);
@@ -383,6 +384,7 @@ fn a_terminal_takes_input_and_control_characters() {
     // command would first wait for it.
     let session = machine.start(ExecRequest {
         tty,
+        stdin: true,
         ..command(&["cat"])
     });
     let (writer, mut reader) = (session.writer, session.reader);
@@ -399,6 +401,25 @@ fn a_terminal_takes_input_and_control_characters() {
         }
     };
     assert_eq!(outcome.exit_code(), 130);
+}
+
+/// Without stdin a reader of the terminal finds its end, as one of an empty stdin does.
+#[test]
+fn a_terminal_that_nobody_types_on_has_an_end() {
+    let machine = Machine::new();
+    let tty = Some(TtySize {
+        rows: 24,
+        columns: 80,
+    });
+    let request = ExecRequest {
+        tty,
+        ..sh("cat; echo over")
+    };
+    let session = machine.start(request);
+    // What is typed all the same is not taken, and no fault.
+    session.writer.write_stdin(b"typed\n").expect("sent");
+    let (outcome, out, _) = finish(session);
+    assert_eq!((outcome.exit_code(), &out[..]), (0, &b"over\r\n"[..]));
 }
 
 /// Linux takes 2 MiB in all, in any number of words.

@@ -128,6 +128,53 @@ fn a_detached_command_writes_to_the_log() {
     assert_eq!(machine.log.text(), "", "nothing goes to the console");
 }
 
+/// `exec -d -- sh -c './server &'`: the command is over at once, its server has a log.
+#[test]
+fn what_a_detached_command_leaves_writes_to_the_log_too() {
+    let machine = Machine::new();
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let go = directory.path().join("go");
+    let script = format!(
+        "(until test -e {0}; do sleep 0.05; done; echo serving; printf last >&2) & echo begun",
+        go.display()
+    );
+    let number = detached(&machine, &script);
+    let name = format!("exec {number}");
+    let mut reader = machine.connect().log().expect("log");
+    let text = log_until(&mut reader, &format!("{name}: ended with code 0\n"));
+    assert!(text.contains(&format!("{name}: begun\n")), "{text}");
+    let status = machine.connect().status().expect("status");
+    let session = status.sessions.iter().find(|s| s.session == number);
+    assert!(session.expect("remembered").outcome.is_some());
+    std::fs::write(go, "").expect("write");
+    let text = log_until(&mut reader, &format!("{name}: last\n"));
+    assert!(text.contains(&format!("{name}: serving\n")), "{text}");
+}
+
+/// The agent may be killed, with all else in the guest, and is started again.
+#[test]
+fn a_number_is_given_once_whatever_becomes_of_the_agent() {
+    use guest_agent::agent::{Agent, Config};
+    let place = tempfile::tempfile().expect("file");
+    let mut numbers = Vec::new();
+    for _ in 0..3 {
+        let agent = Agent::new(Config {
+            owns_machine: false,
+            log: Box::new(std::io::sink()),
+            numbers: Some(place.try_clone().expect("clone")),
+        });
+        let agent = agent.expect("agent");
+        for _ in 0..2 {
+            let (ours, theirs) = UnixStream::pair().expect("socket pair");
+            agent.accept(theirs.into());
+            let stream = ours.try_clone().expect("clone");
+            let client = agent_protocol::client::Connection::open(stream, ours).expect("hello");
+            numbers.push(client.exec(sh("true")).expect("started").session);
+        }
+    }
+    assert_eq!(numbers, [1, 2, 3, 4, 5, 6]);
+}
+
 #[test]
 fn a_log_that_nobody_reads_keeps_the_newest_and_holds_nobody_up() {
     let machine = Machine::new();

@@ -23,13 +23,15 @@ pub struct ExecRequest {
     /// `NAME`, `UID`, `NAME:GROUP` or `UID:GID`; `None` means root.
     #[n(3)]
     pub user: Option<String>,
-    /// Whether stdin follows; otherwise it is `/dev/null` (with a tty: the tty).
+    /// Whether stdin follows; otherwise it is `/dev/null` (with a tty: the tty, on which the end of
+    /// input has been typed).
     #[cbor(n(4), default)]
     pub stdin: bool,
     /// Run on a terminal of this size; stderr is then part of stdout.
     #[n(5)]
     pub tty: Option<TtySize>,
-    /// End the process group after this time.
+    /// End the process group after this time. Where the kernel does not let go of the command, the outcome
+    /// is told some seconds later all the same.
     #[n(6)]
     pub timeout_ms: Option<u64>,
     /// Only start it: output goes to the machine's log, the connection ends after

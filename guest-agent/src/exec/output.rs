@@ -78,6 +78,12 @@ impl Output {
         };
     }
 
+    /// Once what the command wrote itself has been read: what others write to the stream is of interest
+    /// as well, until its end.
+    pub(crate) fn go_on(&mut self) {
+        self.rest = Rest::All;
+    }
+
     /// Whether everything of interest has been read.
     pub(crate) fn is_done(&self) -> bool {
         match self.rest {
@@ -90,6 +96,7 @@ impl Output {
     /// When to read though nothing has arrived, if there is room: only so does a terminal get done.
     pub(crate) fn read_at(&self) -> Option<Instant> {
         match self.rest {
+            _ if self.is_done() => None,
             Rest::Quiet { since, .. } => {
                 Some(since.map_or_else(Instant::now, |since| since + TERMINAL_QUIET))
             }

@@ -56,6 +56,13 @@ impl Process {
         test_kill_process_group(self.pid).is_ok()
     }
 
+    /// Waits until the process has ended, however long that takes, and reaps it.
+    pub(crate) fn await_end(&self) {
+        let options = WaitIdOptions::EXITED;
+        // Whatever it says of the end, there is nothing more to wait for.
+        let _ = rustix::io::retry_on_intr(|| waitid(WaitId::PidFd(self.pidfd.as_fd()), options));
+    }
+
     /// Reaps the process if it has ended.
     pub(crate) fn reap(&self) -> Option<Outcome> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;

@@ -31,6 +31,9 @@ pub(crate) const STDIN_WINDOW_BYTES: u32 = 256 << 10;
 const CREDIT_STEP_BYTES: u32 = 64 << 10;
 /// Between SIGTERM and SIGKILL.
 const KILL_GRACE: Duration = Duration::from_secs(2);
+/// Between SIGKILL and telling a client whose time is over that it is, though the command has not ended:
+/// the kernel may be waiting for a disk in it, for ever.
+const GIVE_UP: Duration = Duration::from_secs(2);
 /// How often to look whether a group that was told to end has ended.
 const GROUP_POLL: Duration = Duration::from_millis(20);
 /// How often to look whether the log has room again.
@@ -45,7 +48,7 @@ const END_OF_FILE: u8 = 4;
 enum Ending {
     No,
     Asked { kill_at: Instant },
-    Killed,
+    Killed { give_up_at: Instant },
 }
 
 /// What can be done without waiting.
@@ -64,6 +67,8 @@ pub(crate) struct Relay<'a> {
     tty: bool,
     peer: Connection,
     stdin: Option<std::os::fd::OwnedFd>,
+    /// Whether the client may send stdin.
+    takes_stdin: bool,
     /// Stdin that the command has not taken.
     input: VecDeque<u8>,
     input_ended: bool,
@@ -75,6 +80,8 @@ pub(crate) struct Relay<'a> {
     deadline: Option<Instant>,
     timed_out: bool,
     ending: Ending,
+    /// The client is told that the time is over, the command or not.
+    given_up: bool,
     outcome: Option<Outcome>,
 }
 
@@ -87,14 +94,18 @@ impl<'a> Relay<'a> {
         request: &ExecRequest,
     ) -> Self {
         let timeout = request.timeout_ms.map(Duration::from_millis);
-        let keep_stdin = request.stdin || child.tty;
+        let takes_stdin = request.stdin && !request.detach;
+        let keep_stdin = takes_stdin || child.tty;
+        // On a terminal that nobody types on, a reader finds the end at once.
+        let typed = (child.tty && !takes_stdin).then_some(END_OF_FILE);
         let mut relay = Self {
             agent,
             process: child.process,
             tty: child.tty,
             peer: Connection::new(peer, format!("exec {session}")),
             stdin: child.stdin.filter(|_| keep_stdin),
-            input: VecDeque::new(),
+            takes_stdin,
+            input: typed.into_iter().collect(),
             input_ended: false,
             last_input: b'\n',
             credit_owed: 0,
@@ -106,6 +117,7 @@ impl<'a> Relay<'a> {
             deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             timed_out: false,
             ending: Ending::No,
+            given_up: false,
             outcome: None,
         };
         if relay.peer.is_dead() {
@@ -115,53 +127,76 @@ impl<'a> Relay<'a> {
     }
 
     /// Runs until the command has ended and its client knows.
-    pub(crate) fn run(mut self) -> Outcome {
+    pub(crate) fn run(&mut self) -> Outcome {
         loop {
             self.keep_times();
             self.release_outputs();
             if let Some(outcome) = self.finished() {
-                let outcome = if self.timed_out {
-                    Outcome::TimedOut
-                } else {
-                    outcome
-                };
                 self.peer.finish(self.agent, outcome, LINGER);
+                if self.outcome.is_none() {
+                    self.peer.close();
+                    self.process.await_end();
+                }
                 return outcome;
             }
-            let ready = self.wait();
-            if ready.peer {
-                self.serve_peer();
-            }
-            if ready.stdin {
-                self.write_stdin();
-            }
-            for at in 0..2 {
-                if ready.outputs[at] || self.must_read(at) {
-                    self.read_output(at);
-                }
-            }
-            if ready.ended && self.outcome.is_none() {
-                self.reap();
-            }
+            self.step();
         }
     }
 
+    /// Goes on passing to the log what the command's processes write that it left behind, until the last
+    /// of them is gone or has closed its output. Its own end has been told.
+    pub(crate) fn outlive(mut self) {
+        self.outputs.iter_mut().flatten().for_each(Output::go_on);
+        while self.outputs.iter().any(Option::is_some) {
+            self.step();
+        }
+        self.peer.end_lines(self.agent);
+    }
+
+    /// Waits, and does what can be done then.
+    fn step(&mut self) {
+        let ready = self.wait();
+        if ready.peer {
+            self.serve_peer();
+        }
+        if ready.stdin {
+            self.write_stdin();
+        }
+        for at in 0..2 {
+            if ready.outputs[at] || self.must_read(at) {
+                self.read_output(at);
+            }
+        }
+        if ready.ended && self.outcome.is_none() {
+            self.reap();
+        }
+    }
+
+    /// How the command ended, once all of it is over that its client waits for.
     fn finished(&self) -> Option<Outcome> {
         let group_is_done = match self.ending {
-            Ending::No | Ending::Killed => true,
+            Ending::No | Ending::Killed { .. } => true,
             Ending::Asked { .. } => !self.process.group_is_alive(),
         };
-        self.outcome
-            .filter(|_| group_is_done && self.outputs.iter().all(Option::is_none))
+        let read = self.outputs.iter().flatten().all(Output::is_done);
+        let outcome = match self.timed_out {
+            true if self.given_up || self.outcome.is_some() => Some(Outcome::TimedOut),
+            _ => self.outcome,
+        };
+        outcome.filter(|_| group_is_done && read)
     }
 
     fn reap(&mut self) {
         self.outcome = self.process.reap();
         if self.outcome.is_some() {
-            self.stdin = None;
-            for output in self.outputs.iter_mut().flatten() {
-                output.command_ended();
-            }
+            self.command_ended();
+        }
+    }
+
+    fn command_ended(&mut self) {
+        self.stdin = None;
+        for output in self.outputs.iter_mut().flatten() {
+            output.command_ended();
         }
     }
 
@@ -176,8 +211,22 @@ impl<'a> Relay<'a> {
             && now >= kill_at
         {
             self.process.signal(Signal::KILL);
-            self.ending = Ending::Killed;
+            self.ending = Ending::Killed {
+                give_up_at: now + GIVE_UP,
+            };
         }
+        if self.may_be_given_up()
+            && let Ending::Killed { give_up_at } = self.ending
+            && now >= give_up_at
+        {
+            self.given_up = true;
+            self.command_ended();
+        }
+    }
+
+    /// Whether a client waits whose time is over, and the command does not end.
+    fn may_be_given_up(&self) -> bool {
+        self.timed_out && self.outcome.is_none() && !self.given_up
     }
 
     /// SIGTERM now, SIGKILL after [`KILL_GRACE`].
@@ -196,8 +245,12 @@ impl<'a> Relay<'a> {
         };
     }
 
-    /// Hands streams on which nothing of interest comes any more to the drain.
+    /// Hands streams on which nothing of interest comes any more to the drain. The log has them all to
+    /// their ends.
     fn release_outputs(&mut self) {
+        if self.peer.is_log() {
+            return;
+        }
         for slot in &mut self.outputs {
             if let Some(output) = slot.take_if(|output| output.is_done()) {
                 self.agent.drainer.adopt(output.into_fd());
@@ -219,11 +272,15 @@ impl<'a> Relay<'a> {
         if self.outcome.is_none() {
             times.extend(self.deadline);
         }
-        if let Ending::Asked { kill_at } = self.ending {
-            times.push(kill_at);
-            if self.outcome.is_some() {
-                times.push(Instant::now() + GROUP_POLL);
+        match self.ending {
+            Ending::Asked { kill_at } => {
+                times.push(kill_at);
+                if self.outcome.is_some() {
+                    times.push(Instant::now() + GROUP_POLL);
+                }
             }
+            Ending::Killed { give_up_at } if self.may_be_given_up() => times.push(give_up_at),
+            _ => {}
         }
         if self.peer.has_room(self.agent) {
             times.extend(self.outputs.iter().flatten().filter_map(Output::read_at));
@@ -241,7 +298,8 @@ impl<'a> Relay<'a> {
         let stdin = add(&mut polled, stdin.map(|fd| PollFd::new(fd, PollFlags::OUT)));
         let room = self.peer.has_room(self.agent);
         let outputs = [0, 1].map(|at| {
-            let output = self.outputs[at].as_ref().filter(|_| room);
+            let output = self.outputs[at].as_ref();
+            let output = output.filter(|output| room && !output.is_done());
             add(
                 &mut polled,
                 output.map(|output| PollFd::new(output.fd(), PollFlags::IN)),
@@ -298,12 +356,13 @@ impl<'a> Relay<'a> {
                 if self.input.len() + data.len() > STDIN_WINDOW_BYTES as usize || self.input_ended {
                     return Err(());
                 }
-                if self.stdin.is_some() {
+                if self.stdin.is_some() && self.takes_stdin {
                     self.last_input = data.last().copied().unwrap_or(self.last_input);
                     self.input.extend(data.iter());
                     self.write_stdin();
                 }
             }
+            ExecInput::StdinEnd if self.tty && !self.takes_stdin => {}
             ExecInput::StdinEnd if self.tty => {
                 // In the middle of a line the first one only sends the line.
                 let times = if self.last_input == b'\n' { 1 } else { 2 };
@@ -341,7 +400,10 @@ impl<'a> Relay<'a> {
             match write(stdin, front) {
                 Ok(count) => {
                     self.input.drain(..count);
-                    self.credit_owed += u32::try_from(count).unwrap_or(0);
+                    // What was typed for the client is no credit of its own.
+                    if self.takes_stdin {
+                        self.credit_owed += u32::try_from(count).unwrap_or(0);
+                    }
                 }
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 Err(_) => {

@@ -1,6 +1,6 @@
 //! The agent proper: a child of PID 1 that listens for the host.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 use std::thread;
@@ -18,8 +18,9 @@ const PRIORITY: i32 = -10;
 /// Pause after a failure of the socket that may last.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Serves until the process is killed; returns its exit code if it cannot.
-pub(super) fn run() -> i32 {
+/// Serves until the process is killed; returns its exit code if it cannot. `numbers` is that of
+/// [`Config`].
+pub(super) fn run(numbers: Option<File>) -> i32 {
     // The OOM killer must leave the way into the machine open.
     if let Err(error) = fs::write("/proc/self/oom_score_adj", "-1000") {
         console::say(&format!(
@@ -35,6 +36,7 @@ pub(super) fn run() -> i32 {
     let agent = match Agent::new(Config {
         owns_machine: true,
         log: console::log(),
+        numbers,
     }) {
         Ok(agent) => agent,
         Err(error) => {

@@ -2,8 +2,10 @@
 #![allow(unsafe_code)] // forks while single-threaded
 
 use std::convert::Infallible;
+use std::fs::File;
 use std::time::{Duration, Instant};
 
+use rustix::fs::MemfdFlags;
 use rustix::process::{WaitOptions, WaitStatus, wait};
 
 use super::{InitError, console, serve};
@@ -50,6 +52,7 @@ pub(super) fn run() -> Result<Infallible, InitError> {
     }
     let mut agent = Keeper {
         signals: &signals,
+        numbers: numbers(),
         pid: None,
         start_at: Some(Instant::now()),
         started_at: Instant::now(),
@@ -67,9 +70,18 @@ pub(super) fn run() -> Result<Infallible, InitError> {
     }
 }
 
+/// What each agent takes over from the one before: the number of its last exec.
+fn numbers() -> Option<File> {
+    let file = rustix::fs::memfd_create("smolvm-numbers", MemfdFlags::CLOEXEC);
+    file.inspect_err(|error| console::say(&format!("numbers may come twice: {error}")))
+        .ok()
+        .map(File::from)
+}
+
 /// The one child that matters.
 struct Keeper<'a> {
     signals: &'a SignalSet,
+    numbers: Option<File>,
     pid: Option<i32>,
     start_at: Option<Instant>,
     /// When it was last started.
@@ -90,7 +102,9 @@ impl Keeper<'_> {
         match unsafe { fork() } {
             Ok(Fork::Child) => {
                 self.signals.unblock();
-                std::process::exit(serve::run());
+                let numbers = self.numbers.as_ref();
+                let numbers = numbers.and_then(|file| file.try_clone().ok());
+                std::process::exit(serve::run(numbers));
             }
             Ok(Fork::Parent(pid)) => {
                 (self.pid, self.start_at) = (Some(pid), None);

@@ -46,6 +46,7 @@ impl Machine {
         let config = Config {
             owns_machine: false,
             log: Box::new(log.clone()),
+            numbers: None,
         };
         Self {
             agent: Agent::new(config).expect("agent"),

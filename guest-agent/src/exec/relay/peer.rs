@@ -89,6 +89,11 @@ impl Connection {
         self.sent = 0;
     }
 
+    /// Whether output goes to the machine's log.
+    pub(super) fn is_log(&self) -> bool {
+        matches!(self.state, State::Log(_))
+    }
+
     fn waiting(&self) -> usize {
         self.out.len() - self.sent
     }
@@ -201,15 +206,20 @@ impl Connection {
         Ok(())
     }
 
-    /// Tells the client how the command ended and waits until it has closed, or `linger` is over:
-    /// closing first could throw away what it has not read.
-    pub(super) fn finish(&mut self, agent: &Agent, outcome: Outcome, linger: Duration) {
+    /// Writes to the log what has no end of line yet.
+    pub(super) fn end_lines(&mut self, agent: &Agent) {
         if let State::Log(lines) = &mut self.state {
             for line in lines.iter_mut().filter(|line| !line.is_empty()) {
                 line.push(b'\n');
                 log_lines(agent, &self.name, line, b"");
             }
         }
+    }
+
+    /// Tells the client how the command ended and waits until it has closed, or `linger` is over:
+    /// closing first could throw away what it has not read.
+    pub(super) fn finish(&mut self, agent: &Agent, outcome: Outcome, linger: Duration) {
+        self.end_lines(agent);
         self.send(&ExecOutput::Exit(outcome));
         let mut scratch = vec![0; 4096];
         let mut until = None;
