@@ -12,7 +12,7 @@ mod timed;
 
 pub use exec::{ExecEvent, ExecReader, ExecSession, ExecWriter};
 pub use log::LogReader;
-pub use timed::{Deadline, TimedStream};
+pub use timed::{Deadline, HangUp, TimedStream};
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -82,6 +82,9 @@ pub enum ClientError {
     /// Many signals wait already: the guest does not take them.
     #[error("the guest does not take the signals that were sent before")]
     NotTaken,
+    /// A command's time is over, and so is that which its guest had to say so.
+    #[error("the command's time is over, and the guest has not said that it ended")]
+    Late,
     /// The caller's stream for output failed.
     #[error("the command's output could not be written")]
     Output(#[source] std::io::Error),

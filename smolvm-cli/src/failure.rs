@@ -15,6 +15,8 @@ use crate::output;
 pub(crate) const FAILED: u8 = 1;
 /// Exit code of wrong usage.
 pub(crate) const USAGE: u8 = 2;
+/// Exit code of run and exec when the command's time is over.
+const TIMED_OUT: u8 = 124;
 /// Exit code of run, exec and shell when smolvm, not the command, failed.
 pub(crate) const FAILED_AROUND_COMMAND: u8 = 125;
 /// A process ended by signal `n` has exit code `SIGNALED + n`.
@@ -109,6 +111,10 @@ impl Failure {
                     source: ClientError::NotStarted { code, .. },
                     ..
                 }) => *code,
+                Self::Engine(
+                    EngineError::CommandNotStarted { source, .. }
+                    | EngineError::CommandLost { source, .. },
+                ) if matches!(source, ClientError::Late) => TIMED_OUT,
                 inner if inner.is_broken_pipe() => SIGNALED + SIGPIPE,
                 inner => match inner.exit_code() {
                     FAILED => FAILED_AROUND_COMMAND,
@@ -257,6 +263,14 @@ mod tests {
     fn exit_codes_follow_the_rules() {
         assert_eq!(not_started(127).around_command().exit_code(), 127);
         assert_eq!(not_started(126).around_command().exit_code(), 126);
+        let late = || {
+            Failure::Engine(EngineError::CommandLost {
+                name: "a".parse().unwrap(),
+                state: "is running".into(),
+                source: ClientError::Late,
+            })
+        };
+        assert_eq!(late().around_command().exit_code(), 124);
         let nothing = || Failure::Engine(EngineError::WhichMachine { count: 0 });
         assert_eq!(nothing().exit_code(), 1);
         assert_eq!(nothing().around_command().exit_code(), 125);

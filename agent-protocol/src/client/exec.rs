@@ -8,12 +8,16 @@
 use std::io::{ErrorKind, Read, Write};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use super::input::Input;
-use super::{ClientError, Connection, unexpected};
+use super::{ClientError, Connection, HangUp, unexpected};
 use crate::codec::Bytes;
-use crate::frame::{MAX_DATA_BYTES, read_message};
+use crate::frame::{FrameError, MAX_DATA_BYTES, read_message};
 use crate::message::{ExecOutput, ExecRequest, Outcome, Reply, Request, TtySize};
+
+/// Pause before a source that had nothing is asked again.
+const SOURCE_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a running command says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,9 +49,9 @@ impl<R: Read, W: Write> Connection<R, W> {
     ///
     /// # Errors
     /// [`ClientError::NotStarted`] with code 126 or 127, [`ClientError::Agent`],
-    /// [`ClientError::Frame`].
+    /// [`ClientError::Late`], [`ClientError::Frame`].
     pub fn exec(mut self, request: ExecRequest) -> Result<ExecSession<R, W>, ClientError> {
-        match self.call(&Request::Exec(request))? {
+        match self.call(&Request::Exec(request)).map_err(or_late)? {
             Reply::Started {
                 session,
                 pid,
@@ -70,15 +74,26 @@ impl<R: Read, W: Write> Connection<R, W> {
     }
 }
 
-impl<R: Read, W: Write + Send + 'static> ExecSession<R, W> {
+/// A connection whose [`Deadline`](super::Deadline) has passed.
+fn or_late(error: ClientError) -> ClientError {
+    match error {
+        ClientError::Frame(FrameError::Io(io)) if io.kind() == ErrorKind::TimedOut => {
+            ClientError::Late
+        }
+        other => other,
+    }
+}
+
+impl<R: Read, W: Write + HangUp + Send + 'static> ExecSession<R, W> {
     /// Runs the command to its end: `stdin` is fed by a thread of its own (nothing is sent when
-    /// `None`), output goes to `stdout` and `stderr`.
+    /// `None`), output goes to `stdout` and `stderr`. A `stdin` that fails ends the command.
     ///
     /// The thread that reads `stdin` is left behind when the command ends first; it ends with its
     /// next read.
     ///
     /// # Errors
-    /// [`ClientError::Frame`], [`ClientError::Output`]; the command is then ended.
+    /// [`ClientError::Frame`], [`ClientError::Late`], [`ClientError::Input`],
+    /// [`ClientError::Output`]; the command is then ended.
     pub fn run<I: Read + Send + 'static>(
         self,
         stdin: Option<I>,
@@ -126,7 +141,7 @@ impl<W> Drop for ExecWriter<W> {
     }
 }
 
-impl<W: Write + Send + 'static> ExecWriter<W> {
+impl<W: Write + HangUp + Send + 'static> ExecWriter<W> {
     /// Sends all of `data` to stdin; blocks while the command does not read it. Somebody must be
     /// reading events meanwhile, since they carry the credit.
     ///
@@ -161,7 +176,10 @@ impl<W: Write + Send + 'static> ExecWriter<W> {
         self.input.signal(number)
     }
 
-    /// Starts a thread that sends `source` to stdin and then ends stdin.
+    /// Starts a thread that sends `source` to stdin and then ends stdin. A source that has nothing right
+    /// now ([`ErrorKind::WouldBlock`]) is asked again. One that fails was not read to its end, which the
+    /// command must not take for the end: it is ended, and so is the session, with
+    /// [`ClientError::Input`].
     ///
     /// The thread does not keep the connection open: it ends at its next read once everything else
     /// of the session is dropped.
@@ -174,25 +192,26 @@ impl<W: Write + Send + 'static> ExecWriter<W> {
     }
 }
 
-fn feed<W: Write + Send + 'static>(
+fn feed<W: Write + HangUp + Send + 'static>(
     mut source: impl Read,
     input: &Weak<Input<W>>,
 ) -> Result<(), ClientError> {
     let mut buffer = vec![0; MAX_DATA_BYTES];
     loop {
         let read = source.read(&mut buffer);
-        if matches!(&read, Err(error) if error.kind() == ErrorKind::Interrupted) {
-            continue;
-        }
         let input = input.upgrade().ok_or(ClientError::Ended)?;
         match read {
             Ok(0) => return input.end_stdin(),
             Ok(count) => input.stdin(&buffer[..count])?,
-            Err(error) => {
-                // The command must not wait for what will never come.
-                input.end_stdin()?;
-                return Err(ClientError::Input(error));
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if input.has_ended() {
+                    return Err(ClientError::Ended);
+                }
+                drop(input);
+                thread::sleep(SOURCE_PAUSE);
             }
+            Err(error) => return input.fail(error),
         }
     }
 }
@@ -208,7 +227,8 @@ impl<R: Read, W> ExecReader<R, W> {
     /// Waits for the next event. After [`ExecEvent::Exit`] or an error nothing follows.
     ///
     /// # Errors
-    /// [`ClientError::Frame`] when the connection ends before the command did.
+    /// [`ClientError::Frame`] when the connection ends before the command did, [`ClientError::Late`]
+    /// when its time is over, [`ClientError::Input`] when a source of stdin failed.
     pub fn next_event(&mut self) -> Result<ExecEvent, ClientError> {
         loop {
             match read_message::<ExecOutput>(&mut self.reader) {
@@ -223,7 +243,9 @@ impl<R: Read, W> ExecReader<R, W> {
                 Err(error) if error.is_unknown_kind() => {}
                 Err(error) => {
                     self.input.end();
-                    return Err(error.into());
+                    // Ours, if we ended the connection.
+                    let own = self.input.take_failure().map(ClientError::Input);
+                    return Err(own.unwrap_or_else(|| or_late(error.into())));
                 }
             }
         }

@@ -5,11 +5,11 @@
 //! gets none has no such thread.
 
 use std::collections::VecDeque;
-use std::io::Write;
+use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use super::ClientError;
+use super::{ClientError, HangUp};
 use crate::codec::Bytes;
 use crate::frame::{MAX_DATA_BYTES, write_message};
 use crate::message::{ExecInput, TtySize};
@@ -40,6 +40,10 @@ struct State<W> {
     size: Option<TtySize>,
     stdin: Option<Bytes>,
     stdin_ended: bool,
+    /// The connection is to be ended.
+    hang_up: bool,
+    /// Why: what was to be sent could not be read.
+    failure: Option<io::Error>,
 }
 
 impl<W> State<W> {
@@ -73,6 +77,8 @@ impl<W> Input<W> {
                 size: None,
                 stdin: None,
                 stdin_ended: false,
+                hang_up: false,
+                failure: None,
             }),
             changed: Condvar::new(),
         })
@@ -112,7 +118,20 @@ impl<W> Input<W> {
     }
 }
 
-impl<W: Write + Send + 'static> Input<W> {
+impl<W> Input<W> {
+    /// Whether nothing can come of more input.
+    pub(super) fn has_ended(&self) -> bool {
+        let state = self.state();
+        state.ended || state.closed
+    }
+
+    /// Why this side has ended the connection, if it has. It can be taken once.
+    pub(super) fn take_failure(&self) -> Option<io::Error> {
+        self.state().failure.take()
+    }
+}
+
+impl<W: Write + HangUp + Send + 'static> Input<W> {
     /// Notes something for the thread, which is started if there is none yet.
     fn note(
         self: &Arc<Self>,
@@ -139,7 +158,10 @@ impl<W: Write + Send + 'static> Input<W> {
     fn send_all(&self, mut writer: W) {
         let mut state = self.state();
         loop {
-            if let Some(message) = state.next() {
+            if state.hang_up {
+                writer.hang_up();
+                break;
+            } else if let Some(message) = state.next() {
                 drop(state);
                 self.changed.notify_all();
                 let sent = write_message(&mut writer, &message);
@@ -172,6 +194,14 @@ impl<W: Write + Send + 'static> Input<W> {
 
     pub(super) fn end_stdin(self: &Arc<Self>) -> Result<(), ClientError> {
         self.note(self.state(), |state| state.stdin_ended = true)
+    }
+
+    /// Ends the connection, and the command with it: the rest of its input cannot be read.
+    pub(super) fn fail(self: &Arc<Self>, error: io::Error) -> Result<(), ClientError> {
+        self.note(self.state(), |state| {
+            state.hang_up = true;
+            state.failure = Some(error);
+        })
     }
 
     /// Sends all of `data` as there is credit for it.

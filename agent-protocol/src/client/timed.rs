@@ -4,18 +4,34 @@
 //! call up for as long as it likes.
 
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// When the calls on one connection have to be over; clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Deadline(Arc<Mutex<Option<Instant>>>);
+pub struct Deadline(Arc<Mutex<Option<Limit>>>);
+
+#[derive(Debug, Clone, Copy)]
+struct Limit {
+    at: Instant,
+    /// What reads may still wait for after that, all of them together.
+    patience: Duration,
+}
 
 impl Deadline {
     /// Gives what is done from now on this long, all of it together.
     pub fn set(&self, limit: Duration) {
-        self.put(Instant::now().checked_add(limit));
+        self.set_with_patience(limit, Duration::ZERO);
+    }
+
+    /// As [`Self::set`], but what has arrived can be read however late: afterwards only the time counts
+    /// that reads wait for more, and `patience` is given to it. For a peer that keeps a limit of its own,
+    /// and whose words may be read slowly.
+    pub fn set_with_patience(&self, limit: Duration, patience: Duration) {
+        let at = Instant::now().checked_add(limit);
+        self.put(at.map(|at| Limit { at, patience }));
     }
 
     /// Takes the limit away.
@@ -23,18 +39,50 @@ impl Deadline {
         self.put(None);
     }
 
-    fn put(&self, at: Option<Instant>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    fn put(&self, limit: Option<Limit>) {
+        *self.lock() = limit;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Limit>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is left; `None` without a limit.
     fn left(&self) -> io::Result<Option<Duration>> {
-        let at = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(at) = at else { return Ok(None) };
-        match at.checked_duration_since(Instant::now()) {
-            Some(left) if !left.is_zero() => Ok(Some(left)),
-            _ => Err(io::ErrorKind::TimedOut.into()),
+        let Some(limit) = *self.lock() else {
+            return Ok(None);
+        };
+        let left = limit.at.saturating_duration_since(Instant::now()) + limit.patience;
+        match left.is_zero() {
+            false => Ok(Some(left)),
+            true => Err(io::ErrorKind::TimedOut.into()),
         }
+    }
+
+    /// Counts the time that a read has waited since `begun`.
+    fn waited(&self, begun: Instant) {
+        if let Some(limit) = &mut *self.lock() {
+            let late = Instant::now().saturating_duration_since(begun.max(limit.at));
+            limit.patience = limit.patience.saturating_sub(late);
+        }
+    }
+}
+
+/// The writing half of a connection that can end all of it.
+pub trait HangUp {
+    /// Ends both directions, also for who is waiting in a read. Errors mean that it has ended already.
+    fn hang_up(&self);
+}
+
+impl HangUp for UnixStream {
+    fn hang_up(&self) {
+        let _ = self.shutdown(Shutdown::Both);
+    }
+}
+
+impl HangUp for TimedStream {
+    fn hang_up(&self) {
+        self.stream.hang_up();
     }
 }
 
@@ -92,8 +140,13 @@ fn timed_out(error: io::Error) -> io::Error {
 
 impl Read for TimedStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.limit(UnixStream::set_read_timeout)?;
-        self.stream.read(buffer).map_err(timed_out)
+        let limited = self.limit(UnixStream::set_read_timeout)?;
+        let begun = Instant::now();
+        let read = self.stream.read(buffer);
+        if limited {
+            self.deadline.waited(begun);
+        }
+        read.map_err(timed_out)
     }
 }
 
@@ -162,6 +215,29 @@ mod tests {
             Err(ClientError::Hello(HelloError::Io(error))) => assert!(is_late(&error), "{error}"),
             other => panic!("{other:?}"),
         }
+        agent.join().expect("agent");
+    }
+
+    /// What a command wrote in its time is there for a slow reader; a guest that says nothing more, or
+    /// trickles, is not waited for.
+    #[test]
+    fn what_has_arrived_can_be_read_late_and_nothing_else() {
+        let (ours, mut guest) = UnixStream::pair().expect("socket pair");
+        let (mut reader, _writer, deadline) = TimedStream::pair(ours).expect("pair");
+        guest.write_all(&[7; 1000]).expect("fits");
+        deadline.set_with_patience(Duration::ZERO, Duration::from_millis(200));
+        for _ in 0..10 {
+            std::thread::sleep(Duration::from_millis(50));
+            reader.read_exact(&mut [0; 100]).expect("is there");
+        }
+        let agent = std::thread::spawn(move || trickle(guest));
+        let error = loop {
+            if let Err(error) = reader.read_exact(&mut [0; 1]) {
+                break error;
+            }
+        };
+        assert!(is_late(&error), "{error}");
+        drop((reader, _writer));
         agent.join().expect("agent");
     }
 

@@ -8,10 +8,10 @@ mod harmless;
 mod json;
 pub(crate) mod log;
 mod progress;
+mod raw;
 mod table;
 mod text;
 
-use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
@@ -22,6 +22,7 @@ use smolvm_engine::progress::{Progress, Silent};
 pub(crate) use harmless::{ConsoleFilter, harmless};
 pub(crate) use json::{Object, object};
 pub(crate) use progress::Spinner;
+pub(crate) use raw::RawStream;
 pub(crate) use table::Table;
 pub(crate) use text::{age, bytes, count, every, milliseconds, seconds, yes_no};
 
@@ -180,7 +181,7 @@ pub(crate) fn data(bytes: &[u8]) -> Result<(), Failure> {
 }
 
 /// Our stdout as it is, for a guest's bytes.
-pub(crate) fn raw_stdout() -> Result<File, Failure> {
+pub(crate) fn raw_stdout() -> Result<RawStream, Failure> {
     match closed::instead_of_stdout() {
         Some(closed) => raw(closed.map(OwnedFd::from)),
         None => raw(io::stdout().as_fd().try_clone_to_owned()),
@@ -188,17 +189,17 @@ pub(crate) fn raw_stdout() -> Result<File, Failure> {
 }
 
 /// Our stderr as it is, for a guest's bytes.
-pub(crate) fn raw_stderr() -> Result<File, Failure> {
+pub(crate) fn raw_stderr() -> Result<RawStream, Failure> {
     raw(io::stderr().as_fd().try_clone_to_owned())
 }
 
 /// Our stdin as it is, unbuffered.
-pub(crate) fn raw_stdin() -> Result<File, Failure> {
+pub(crate) fn raw_stdin() -> Result<RawStream, Failure> {
     raw(io::stdin().as_fd().try_clone_to_owned())
 }
 
-fn raw(descriptor: io::Result<OwnedFd>) -> Result<File, Failure> {
+fn raw(descriptor: io::Result<OwnedFd>) -> Result<RawStream, Failure> {
     descriptor
-        .map(File::from)
+        .map(RawStream::new)
         .map_err(Failure::host("use the standard streams"))
 }

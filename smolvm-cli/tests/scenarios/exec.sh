@@ -37,6 +37,11 @@ code 143 -- sh -c 'kill -15 $$'
 code 124 --timeout 500ms -- sleep 60
 run -- pgrep -x sleep > out && fail "what ran out of time still runs"
 code 0 --timeout 1m -- true
+# A command that its kernel does not let go: the disk is frozen under it.
+run -- fsfreeze -f /
+code 124 --timeout 1s -- touch /root/frozen
+run -- fsfreeze -u /
+run -- sh -c 'while pgrep -x touch > /dev/null; do sleep 0.1; done'
 
 echo "streams"
 run -- sh -c 'for i in 1 2 3; do echo out $i; echo err $i >&2; done' > out 2> err
@@ -51,6 +56,12 @@ err 3" ] || fail "stderr: $(cat err)"
 printf 'a\nb\n' | { run -- true; read -r first; [ "$first" = a ]; } || fail "exec read the stdin of its caller"
 [ "$(echo for it | run -i -- cat)" = 'for it' ] || fail "stdin with -i"
 [ "$(head -c 1048576 /dev/zero | run -i -- wc -c)" = 1048576 ] || fail "a MiB of stdin"
+# What cannot be read is not the end of it.
+code=0
+run -i -- sh -c 'cat > /tmp/input; echo "taken for the end" > /tmp/taken' < / 2> err || code=$?
+[ "$code" = 125 ] || fail "a stdin that cannot be read: $code"
+grep -q 'Is a directory' err || fail "no reason: $(cat err)"
+run -- test ! -e /tmp/taken || fail "a broken stdin was taken for its end"
 # A command that reads nothing does not hang on stdin.
 head -c 10485760 /dev/zero | run -i -- true
 run -- sh -c 'echo first; exec >&-; sleep 0.2; echo second >&2' > out 2> err

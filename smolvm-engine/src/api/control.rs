@@ -41,16 +41,25 @@ impl Engine {
         &self,
         name: &MachineName,
     ) -> Result<(AgentConnection, Deadline), EngineError> {
-        let until = Instant::now() + AGENT_PATIENCE;
+        self.connect_agent_within(name, AGENT_PATIENCE)
+    }
+
+    /// As [`Self::connect_agent_timed`], for somebody who has only so much time.
+    pub(super) fn connect_agent_within(
+        &self,
+        name: &MachineName,
+        patience: Duration,
+    ) -> Result<(AgentConnection, Deadline), EngineError> {
+        let until = Instant::now() + patience.min(AGENT_PATIENCE);
         loop {
             // Fails when the machine does not run any more.
-            let stream = self.agent_stream(name)?;
+            let stream = self.agent_stream_until(name, until)?;
             let failed = |source| EngineError::Supervisor {
                 name: name.clone(),
                 source: ChannelError::Io(source),
             };
             let (reader, writer, deadline) = TimedStream::pair(stream).map_err(failed)?;
-            deadline.set(HELLO_TIMEOUT);
+            deadline.set(HELLO_TIMEOUT.min(patience));
             match Connection::open(reader, writer) {
                 Ok(connection) => {
                     deadline.clear();
@@ -73,7 +82,14 @@ impl Engine {
 
     /// A fresh stream to the agent of a running machine, before the hello.
     pub fn agent_stream(&self, name: &MachineName) -> Result<UnixStream, EngineError> {
-        let until = Instant::now() + AGENT_PATIENCE;
+        self.agent_stream_until(name, Instant::now() + AGENT_PATIENCE)
+    }
+
+    fn agent_stream_until(
+        &self,
+        name: &MachineName,
+        until: Instant,
+    ) -> Result<UnixStream, EngineError> {
         let answer = loop {
             self.require_running(name, "work in")?;
             match self.control(name, &Control::Agent)? {

@@ -12,6 +12,11 @@ use crate::api::{Engine, EngineError};
 use crate::machine::MachineSpec;
 use crate::name::MachineName;
 
+/// What a guest has beyond a command's time to end it and to say so. Its agent needs two seconds until it
+/// kills the command, and two more until it gives up one that its kernel does not let go; the rest is for
+/// a guest that has much to do.
+const OVERTIME: Duration = Duration::from_secs(12);
+
 /// How to run a command in a machine.
 #[derive(Debug, Clone, Default)]
 pub struct ExecOptions {
@@ -27,7 +32,8 @@ pub struct ExecOptions {
     pub stdin: bool,
     /// Run it on a terminal of this size.
     pub tty: Option<TtySize>,
-    /// End it after this time.
+    /// End it after this time. A guest that does not say within some seconds that it has done so is not
+    /// waited for: [`ClientError::Late`](client::ClientError::Late).
     pub timeout: Option<Duration>,
     /// Only start it: its output goes to the machine's log.
     pub detach: bool,
@@ -44,7 +50,7 @@ impl Engine {
     /// # Errors
     ///
     /// [`EngineError::WrongState`] where the machine does not run;
-    /// [`EngineError::CommandNotStarted`].
+    /// [`EngineError::CommandNotStarted`], also where its time was over first.
     ///
     /// ```no_run
     /// use smolvm_engine::{Engine, EngineOptions, ExecOptions};
@@ -67,7 +73,15 @@ impl Engine {
         options: ExecOptions,
     ) -> Result<ExecSession, EngineError> {
         let spec = self.read(name)?.spec;
-        let agent = self.connect_agent(name)?;
+        let agent = match options.timeout {
+            None => self.connect_agent(name)?,
+            Some(timeout) => {
+                let patience = timeout.saturating_add(OVERTIME);
+                let (agent, deadline) = self.connect_agent_within(name, patience)?;
+                deadline.set_with_patience(timeout, OVERTIME);
+                agent
+            }
+        };
         agent
             .exec(exec_request(spec, options))
             .map_err(|source| EngineError::CommandNotStarted {

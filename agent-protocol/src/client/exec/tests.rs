@@ -102,6 +102,74 @@ fn input_arrives_in_order_and_the_end_after_it() {
     assert!(read_message::<ExecInput>(&mut &guest).is_err());
 }
 
+/// Fails after its first word, and before that has nothing now and then.
+struct Failing(std::collections::VecDeque<std::io::Result<&'static [u8]>>);
+
+impl Read for Failing {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let word = self.0.pop_front().unwrap_or(Ok(b""))?;
+        buffer[..word.len()].copy_from_slice(word);
+        Ok(word.len())
+    }
+}
+
+#[test]
+fn input_that_cannot_be_read_is_not_the_end_of_input() {
+    let (session, guest) = started(1000);
+    let busy = || Err(ErrorKind::WouldBlock.into());
+    let broken = Err(ErrorKind::IsADirectory.into());
+    let source = Failing([busy(), Ok(&b"word"[..]), busy(), broken].into());
+    let agent = std::thread::spawn(move || {
+        let mut said = Vec::new();
+        while let Ok(message) = read_message::<ExecInput>(&mut &guest) {
+            said.push(message);
+        }
+        said
+    });
+    let ended = session.run(Some(source), &mut std::io::sink(), &mut std::io::sink());
+    match ended {
+        Err(ClientError::Input(error)) => assert_eq!(error.kind(), ErrorKind::IsADirectory),
+        other => panic!("{other:?}"),
+    }
+    let said = agent.join().expect("agent");
+    assert_eq!(said, [ExecInput::Stdin(Bytes::from("word"))]);
+}
+
+/// A guest that answers the hello and nothing more, and one that starts the command and hangs.
+#[test]
+fn a_command_of_a_guest_that_hangs_is_late() {
+    use crate::client::TimedStream;
+    for starts in [false, true] {
+        let (ours, guest) = UnixStream::pair().expect("socket pair");
+        let agent = std::thread::spawn(move || {
+            welcome(&mut &guest, &mut &guest).expect("hello");
+            let _: Request = read_message(&mut &guest).expect("request");
+            if starts {
+                let reply = Reply::Started {
+                    session: 1,
+                    pid: 2,
+                    stdin_window: 0,
+                };
+                write_message(&mut &guest, &reply).expect("reply");
+                let output = ExecOutput::Stdout(Bytes::from("so far"));
+                write_message(&mut &guest, &output).expect("sent");
+            }
+            // Until the client gives up.
+            let _ = std::io::copy(&mut &guest, &mut std::io::sink());
+        });
+        let (reader, writer, deadline) = TimedStream::pair(ours).expect("pair");
+        let connection = Connection::open(reader, writer).expect("hello");
+        deadline.set_with_patience(Duration::from_millis(50), Duration::from_millis(200));
+        let mut out = Vec::new();
+        let ended = connection
+            .exec(ExecRequest::default())
+            .and_then(|session| session.run(None::<&[u8]>, &mut out, &mut std::io::sink()));
+        assert!(matches!(ended, Err(ClientError::Late)), "{ended:?}");
+        assert_eq!(out, if starts { &b"so far"[..] } else { b"" });
+        agent.join().expect("agent");
+    }
+}
+
 #[test]
 fn the_agents_words_are_cut_and_escaped() {
     let (ours, guest) = UnixStream::pair().expect("socket pair");
