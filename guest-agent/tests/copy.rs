@@ -254,10 +254,14 @@ fn what_cannot_be_copied_is_said() {
         }
         other => panic!("{other:?}"),
     }
-    assert!(matches!(
-        copy_out(&machine, &at("file"), &at("absent/")),
-        Err(ClientError::Receive(ReceiveError::NoDirectory { .. }))
-    ));
+    for target in ["absent/", "absent/.", "absent//."] {
+        assert!(matches!(
+            copy_out(&machine, &at("file"), &at(target)),
+            Err(ClientError::Receive(ReceiveError::NoDirectory { .. }))
+        ));
+    }
+    assert!(!at("absent").exists());
+    assert!(copy_out(&machine, &at("file"), &at("file/.")).is_err());
     fs::create_dir_all(at("tree/sub")).expect("directories");
     let _socket = std::os::unix::net::UnixListener::bind(at("tree/socket")).expect("socket");
     fs::write(at("tree/sub/file"), b"x").expect("write");

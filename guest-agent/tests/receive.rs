@@ -193,6 +193,207 @@ fn what_was_there_keeps_its_mode_and_the_umask_counts() {
     assert_eq!((mode("top/file"), mode("top/pipe")), (0o600, 0o600));
 }
 
+/// A file from the stream, complete.
+fn whole_file(name: &[u8], mode: u32) -> [TreeItem; 3] {
+    let item = TreeItem::File {
+        name: name.into(),
+        meta: meta(mode),
+        link: None,
+    };
+    [item, data(0), end(4)]
+}
+
+fn make_pipe(path: &Path) {
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    let kind = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, path, kind, mode, 0).expect("fifo");
+}
+
+/// Whoever uses a pipe, a device or a socket by its name would lose it.
+#[test]
+fn what_is_no_file_is_not_replaced() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let at = |name: &str| place.path().join(name);
+    let inode = |name: &str| fs::symlink_metadata(at(name)).expect("stat").ino();
+    fs::create_dir(at("top")).expect("directory");
+    make_pipe(&at("top/pipe"));
+    make_pipe(&at("top/again"));
+    let _socket = std::os::unix::net::UnixListener::bind(at("top/socket")).expect("socket");
+    let before = ["top/pipe", "top/again", "top/socket"].map(inode);
+    let mut items = vec![directory(b"")];
+    items.extend(whole_file(b"pipe", 0o644));
+    items.push(TreeItem::Symlink {
+        name: "socket".into(),
+        meta: meta(0o777),
+        target: "x".into(),
+    });
+    // The same comes again.
+    items.push(TreeItem::Special {
+        name: "again".into(),
+        meta: meta(0o600),
+        kind: SpecialKind::Fifo,
+        major: 0,
+        minor: 0,
+    });
+    items.extend(whole_file(b"other", 0o644));
+    items.extend([TreeItem::EndDirectory, TreeItem::End]);
+    let report = apply(place.path(), items).expect("the rest is made");
+    assert_eq!(report.problem_count, 2, "{report:?}");
+    assert!(report.problems[0].contains("a named pipe"), "{report:?}");
+    assert!(report.problems[1].contains("a socket"), "{report:?}");
+    assert_eq!(["top/pipe", "top/again", "top/socket"].map(inode), before);
+    assert_eq!(fs::read(at("top/other")).expect("read"), b"evil");
+    // As the whole copy, into a directory and as it.
+    for (target, name) in [(at("top"), "pipe"), (at("top/socket"), "x")] {
+        match apply_as(name, &target, whole_file(b"", 0o644).into()) {
+            Err(error @ ReceiveError::InTheWay { .. }) => {
+                let path = if target.is_dir() {
+                    target.join(name)
+                } else {
+                    target
+                };
+                let said = error.to_string();
+                assert!(said.starts_with(path.to_str().expect("UTF-8")), "{said}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(["top/pipe", "top/again", "top/socket"].map(inode), before);
+}
+
+/// `cp NAME:/file /dev/stdout | less`, `cp NAME:/file /dev/null`.
+#[test]
+fn a_single_file_is_written_to_a_pipe() {
+    use std::io::Read;
+    let place = tempfile::tempdir().expect("temporary directory");
+    let at = |name: &str| place.path().join(name);
+    make_pipe(&at("pipe"));
+    symlink(at("pipe"), at("link")).expect("symlink");
+    let stream = || {
+        vec![
+            file(b""),
+            data(3),
+            data(100_000),
+            end(100_010),
+            TreeItem::End,
+        ]
+    };
+    let result = apply(&at("link"), stream());
+    assert!(
+        matches!(result, Err(ReceiveError::InTheWay { .. })),
+        "{result:?}"
+    );
+    // Holds the pipe open, so that the reader sees an end only when this is dropped.
+    let mut options = fs::OpenOptions::new();
+    let holder = options
+        .read(true)
+        .write(true)
+        .open(at("pipe"))
+        .expect("open");
+    let mut reader = fs::File::open(at("pipe")).expect("open");
+    let reading = std::thread::spawn(move || {
+        let mut read = Vec::new();
+        reader.read_to_end(&mut read).expect("read");
+        read
+    });
+    let report = apply(&at("link"), stream()).expect("written");
+    assert_eq!((report.entries, report.data_bytes), (1, 8));
+    drop(holder);
+    let read = reading.join().expect("reader");
+    let mut wanted = vec![0; 100_010];
+    wanted[3..7].copy_from_slice(b"evil");
+    wanted[100_000..100_004].copy_from_slice(b"evil");
+    assert!(read == wanted, "{} bytes", read.len());
+    // Back in a pipe is nowhere.
+    let holder = options
+        .read(true)
+        .write(true)
+        .open(at("pipe"))
+        .expect("open");
+    let result = apply(&at("pipe"), vec![file(b""), data(3), data(0)]);
+    assert!(
+        matches!(result, Err(ReceiveError::Invalid { .. })),
+        "{result:?}"
+    );
+    drop(holder);
+    // `/dev/stdout` when it is a file: the link is not replaced.
+    let open = fs::File::create(at("open")).expect("create");
+    let number = std::os::fd::AsRawFd::as_raw_fd(&open);
+    symlink(format!("/proc/self/fd/{number}"), at("stdout")).expect("symlink");
+    let result = apply(&at("stdout"), stream());
+    assert!(
+        matches!(result, Err(ReceiveError::InTheWay { .. })),
+        "{result:?}"
+    );
+    assert_eq!(open.metadata().expect("stat").len(), 0);
+}
+
+#[test]
+fn a_file_that_is_replaced_hands_owner_and_mode_on() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let path = place.path().join("file");
+    let privileged = rustix::process::geteuid().is_root();
+    let owner = privileged.then_some(4242);
+    for ownership in [
+        Ownership::Mine,
+        Ownership::Set(agent_protocol::message::Owner { uid: 0, gid: 0 }),
+    ] {
+        if !privileged && ownership != Ownership::Mine {
+            continue;
+        }
+        fs::write(&path, "old").expect("write");
+        std::os::unix::fs::chown(&path, owner, owner).expect("owner");
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o4640)).expect("mode");
+        let before = fs::metadata(&path).expect("stat");
+        let mut receiver = TreeReceiver::new(Destination {
+            target: &path,
+            root: RootName::new(b"f").expect("a name"),
+            ownership,
+        });
+        for item in whole_file(b"", 0o777) {
+            receiver.apply(item).expect("good");
+        }
+        let after = fs::metadata(&path).expect("stat");
+        assert_eq!(fs::read(&path).expect("read"), b"evil");
+        assert_ne!(before.ino(), after.ino());
+        assert_eq!((before.uid(), before.gid()), (after.uid(), after.gid()));
+        // What a guest sends runs as nobody else here.
+        let kept = if ownership == Ownership::Mine {
+            0o640
+        } else {
+            0o4640
+        };
+        assert_eq!(after.mode() & 0o7777, kept);
+        assert_eq!(after.mtime(), 0);
+        fs::remove_file(&path).expect("removed");
+    }
+}
+
+/// However the copy is ended, `kill -9` included.
+#[test]
+fn a_file_has_no_name_before_it_is_whole() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let names = || fs::read_dir(place.path()).expect("list").count();
+    let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::WRONLY;
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    if rustix::fs::open(place.path(), flags, mode).is_err() {
+        use std::io::Write;
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: no nameless files in this file system"
+        );
+        return;
+    }
+    for there in 0..2 {
+        let mut receiver = receiver(place.path(), "file");
+        receiver.apply(file(b"")).expect("good");
+        receiver.apply(data(0)).expect("good");
+        assert_eq!(names(), there);
+        receiver.apply(end(4)).expect("good");
+        assert_eq!(names(), 1);
+    }
+}
+
 /// Few bytes on the wire must not become much memory here.
 #[test]
 fn memory_is_bounded_however_cheap_the_items_are() {

@@ -4,6 +4,8 @@
 //! gives; the command line draws a bar on a terminal, a test passes
 //! [`Silent`].
 
+use std::ops::ControlFlow;
+
 /// Receives the progress of one long operation.
 ///
 /// Calls come in the order `begin`, any number of `advance`, `end`, possibly
@@ -20,6 +22,11 @@ pub trait Progress: Send + Sync {
 
     /// The current phase is over, whether it succeeded or not.
     fn end(&self);
+
+    /// Whether the work is to be given up. Only work that says so asks.
+    fn is_stopped(&self) -> bool {
+        false
+    }
 }
 
 /// A [`Progress`] that ignores everything.
@@ -48,6 +55,15 @@ impl<'a> Phase<'a> {
     /// `bytes` more bytes are done.
     pub fn advance(&self, bytes: u64) {
         self.progress.advance(bytes);
+    }
+
+    /// As [`Self::advance`]; breaks when the work is to be given up.
+    pub fn go_on(&self, bytes: u64) -> ControlFlow<()> {
+        self.advance(bytes);
+        match self.progress.is_stopped() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
     }
 }
 

@@ -69,7 +69,7 @@ impl Watch {
 }
 
 /// Ends the process as a signal does that nobody watches for.
-fn die_of(number: i32) -> ! {
+pub(crate) fn die_of(number: i32) -> ! {
     // It returns for signals only that do not end a process.
     let _ = emulate_default_handler(number);
     std::process::exit(interrupted(number).into())

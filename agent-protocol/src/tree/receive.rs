@@ -3,8 +3,10 @@
 //! Every directory is held open and every entry is made relative to it without following links,
 //! so no name and no link, sent or already there, leads out of the target. Where the target is a
 //! directory, the tree goes into it under the name that the caller gives, never under one from the
-//! stream. A file is written under a temporary name and renamed over what was there. Owner, mode and
-//! time are given only to what this copy has made, by descriptor.
+//! stream. A file is written without a name and put in the place of the file or link that was there, whose
+//! owner and mode it gets if that was a file. Pipes, devices and sockets are not replaced; a single file
+//! that is copied to a pipe or a character device is written to it. Owner, mode and time are given only to
+//! what this copy has made, by descriptor.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -29,14 +31,17 @@ use crate::message::CopyReport;
 use crate::words::harmless;
 
 mod budget;
+mod close;
 mod file;
+mod new_file;
 mod own;
+mod pass_on;
 mod place;
 
 use budget::Budget;
 use file::{Linked, OpenFile};
 pub use own::Ownership;
-use place::{duplicate, open_directory, replace, target_parent};
+use place::{MakeError, duplicate, means_directory, open_directory, replace, target_parent};
 
 /// Why a tree could not be made.
 #[derive(Debug, Error)]
@@ -56,6 +61,14 @@ pub enum ReceiveError {
     NoDirectory {
         /// The target, which ends in a slash.
         path: PathBuf,
+    },
+    /// Something that is no file is there, and others use it by its name.
+    #[error("{} is {what}, which a copy does not replace", path.display())]
+    InTheWay {
+        /// What was to be made.
+        path: PathBuf,
+        /// What is there.
+        what: &'static str,
     },
     /// The stream breaks its rules.
     #[error("the tree stream is not valid: {what}")]
@@ -136,6 +149,8 @@ enum Root {
     Expected,
     /// Its parent directory and its name there, which hard links start from.
     Made(OwnedFd),
+    /// It is a file that is only passed on.
+    Passed,
 }
 
 #[derive(Debug)]
@@ -241,6 +256,22 @@ impl TreeReceiver {
     }
 
     fn write_error(&self, name: &[u8], errno: Errno) -> ReceiveError {
+        self.make_error(name, errno.into())
+    }
+
+    fn make_error(&self, name: &[u8], error: MakeError) -> ReceiveError {
+        let path = self.path_of(name);
+        match error {
+            MakeError::System(errno) => ReceiveError::Write {
+                path,
+                source: errno.into(),
+            },
+            MakeError::InTheWay(what) => ReceiveError::InTheWay { path, what },
+        }
+    }
+
+    /// The target, or where an entry below it is made.
+    fn path_of(&self, name: &[u8]) -> PathBuf {
         let mut path = self.target.clone();
         if !self.stack.is_empty() {
             for level in &self.stack {
@@ -250,22 +281,25 @@ impl TreeReceiver {
             }
             path.push(OsStr::from_bytes(name));
         }
-        ReceiveError::Write {
-            path,
-            source: errno.into(),
-        }
+        path
     }
 
     /// A failed entry: ends the copy if nothing else can succeed, else is noted as a problem.
-    fn failed(&mut self, name: &[u8], errno: Errno) -> Result<(), ReceiveError> {
+    fn failed(&mut self, name: &[u8], error: MakeError) -> Result<(), ReceiveError> {
         let fatal = matches!(
-            errno,
-            Errno::NOSPC | Errno::DQUOT | Errno::IO | Errno::ROFS | Errno::MFILE | Errno::NFILE
+            error,
+            MakeError::System(
+                Errno::NOSPC | Errno::DQUOT | Errno::IO | Errno::ROFS | Errno::MFILE | Errno::NFILE
+            )
         );
         if fatal || self.stack.is_empty() {
-            return Err(self.write_error(name, errno));
+            return Err(self.make_error(name, error));
         }
-        self.problem(&format!("{}: {}", shown(name), io::Error::from(errno)));
+        let why = match error {
+            MakeError::System(errno) => io::Error::from(errno).to_string(),
+            MakeError::InTheWay(what) => format!("{what} is there, which a copy does not replace"),
+        };
+        self.problem(&format!("{}: {why}", shown(name)));
         Ok(())
     }
 
@@ -288,11 +322,14 @@ impl TreeReceiver {
             Some(Level::Made { fd, .. }) => duplicate(fd.as_fd()),
             _ => return self.skip(&entry),
         };
-        let result = parent.and_then(|parent| self.make(parent, name.clone(), &entry, meta));
+        let result = match parent {
+            Ok(parent) => self.make(parent, name.clone(), &entry, meta),
+            Err(errno) => Err(errno.into()),
+        };
         match result {
             Ok(()) => Ok(()),
-            Err(errno) => {
-                self.failed(&name, errno)?;
+            Err(error) => {
+                self.failed(&name, error)?;
                 self.skip(&entry)
             }
         }
@@ -318,7 +355,7 @@ impl TreeReceiver {
         entry: &Entry,
         meta: Metadata,
     ) -> Result<(), ReceiveError> {
-        if matches!(self.root, Root::Made(_)) {
+        if !matches!(self.root, Root::Expected) {
             return invalid("a second tree");
         }
         if !name.is_empty() {
@@ -342,11 +379,18 @@ impl TreeReceiver {
                 return Ok(());
             }
             Ok(fd) => (fd, self.root_name.as_bytes().to_vec()),
-            Err(Errno::NOENT) if target.ends_with(b"/") && !is_directory => {
+            Err(Errno::NOENT) if means_directory(&self.target) && !is_directory => {
                 let path = self.target.clone();
                 return Err(ReceiveError::NoDirectory { path });
             }
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                let is_file = matches!(entry, Entry::File(_));
+                let passage = pass_on::open(&self.target, is_file);
+                if let Some(passage) = passage.map_err(|error| self.make_error(b"", error))? {
+                    self.root = Root::Passed;
+                    self.file = Some(OpenFile::Passing(passage));
+                    return Ok(());
+                }
                 target_parent(&self.target, is_directory).map_err(write_error)?
             }
             Err(errno) => return Err(write_error(errno)),
@@ -355,10 +399,14 @@ impl TreeReceiver {
             return Err(write_error(Errno::INVAL));
         }
         self.root = Root::Made(duplicate(parent.as_fd()).map_err(write_error)?);
-        let result = self.make(parent, name, entry, meta);
-        result.map_err(|errno| ReceiveError::Write {
-            path: self.target.clone(),
-            source: errno.into(),
+        // Where the target is a directory, what is in the way is in it.
+        let made = self.make(parent, name.clone(), entry, meta);
+        made.map_err(|error| match error {
+            MakeError::InTheWay(what) if self.target.is_dir() => ReceiveError::InTheWay {
+                path: self.target.join(OsStr::from_bytes(&name)),
+                what,
+            },
+            error => self.make_error(b"", error),
         })
     }
 
@@ -368,18 +416,18 @@ impl TreeReceiver {
         name: Vec<u8>,
         entry: &Entry,
         meta: Metadata,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), MakeError> {
         match entry {
             Entry::Directory => {
                 if self.stack.len() >= MAX_DEPTH {
-                    return Err(Errno::NAMETOOLONG);
+                    return Err(Errno::NAMETOOLONG.into());
                 }
                 let mode = self.ownership.directory_mode(meta);
                 let meta = match rfs::mkdirat(&parent, &*name, mode) {
                     Ok(()) => Some(meta),
                     // It keeps its own owner, mode and time.
                     Err(Errno::EXIST) => None,
-                    Err(errno) => return Err(errno),
+                    Err(errno) => return Err(errno.into()),
                 };
                 let fd = open_directory(parent.as_fd(), &name, false)?;
                 self.stack.push(Level::made(fd, name, meta));

@@ -69,6 +69,7 @@ pub fn send_tree(
         to: BufWriter::with_capacity(BUFFER_BYTES, to),
         progress,
         links: HashMap::new(),
+        next_link: 0,
         stack: Vec::new(),
     };
     let sent = sender.tree(source);
@@ -119,6 +120,7 @@ struct Sender<'a, W: Write> {
     progress: Progress<'a>,
     /// Device and inode of each file with several names, and the number it was given.
     links: HashMap<(u64, u64), u64>,
+    next_link: u64,
     stack: Vec<Level>,
 }
 
@@ -290,15 +292,15 @@ impl<W: Write> Sender<'_, W> {
             return Err(EntryError::Skip(Errno::AGAIN));
         }
         let mut link = None;
+        let key = (stat.st_dev as u64, stat.st_ino as u64);
         if stat.st_nlink as u64 > 1 {
-            let key = (stat.st_dev as u64, stat.st_ino as u64);
             if let Some(&link) = self.links.get(&key) {
                 return Ok(self.item(&TreeItem::HardLink { name, link })?);
             }
             if self.links.len() < MAX_LINKED_FILES {
-                let number = self.links.len() as u64;
-                self.links.insert(key, number);
-                link = Some(number);
+                self.links.insert(key, self.next_link);
+                link = Some(self.next_link);
+                self.next_link += 1;
             }
         }
         let meta = metadata(&stat);
@@ -313,6 +315,10 @@ impl<W: Write> Sender<'_, W> {
                 message: "not a file".into(),
             },
         };
+        if matches!(end, TreeItem::FileBroken { .. }) {
+            // Its other names are files of their own to the other side: it has none to give them to.
+            self.links.remove(&key);
+        }
         Ok(self.item(&end)?)
     }
 

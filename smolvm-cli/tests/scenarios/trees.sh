@@ -48,6 +48,21 @@ cp_ ./tree/plain "$name:/root"
 [ "$(run -- cat /root/plain)" = plain ] || fail "into a directory"
 cp_ ./tree/run "$name:/root/plain"
 [ "$(run -- cat /root/plain)" = script ] || fail "over a file"
+run -- chmod 640 /root/plain
+run -- chown nobody /root/plain
+cp_ ./tree/run "$name:/root/plain"
+[ "$(run -- stat -c '%U %a' /root/plain)" = 'nobody 640' ] || fail "what was there lost its owner or mode"
+cp_ ./tree/plain "$name:/dev/null"
+run -- test -c /dev/null || fail "a device was replaced"
+mkfifo pipe
+cat pipe > read & reader=$!
+# The reader may not have opened it yet.
+until cp_ "$name:/root/copy/plain" pipe 2> err; do grep -q 'nobody reads' err || fail "$(cat err)"; sleep 0.1; done
+wait $reader
+[ -p pipe ] && [ "$(cat read)" = plain ] || fail "into a pipe"
+[ "$(cp_ "$name:/root/copy/plain" /dev/stdout | cat)" = plain ] || fail "to stdout"
+cp_ "$name:/root/copy/plain" ./absent/. 2> err && fail "into a directory that is not there"
+grep -q 'there is no directory' err || fail "absent/.: $(cat err)"
 cp_ ./tree/. "$name:/root/contents"
 run -- test -f /root/contents/plain || fail "the contents of a directory"
 cp_ "$name:/etc/hostname" .
@@ -55,6 +70,21 @@ cp_ "$name:/etc/hostname" .
 mkdir into
 cp_ "$name:/root/copy/sub" ./into
 [ "$(cat into/sub/deep/file)" = 'no newline' ] || fail "a directory into a directory"
+
+echo "interrupted"
+run -- sh -c 'head -c 300000000 /dev/zero | tr "\\0" x > /root/large'
+mkdir cut
+for signal in INT TERM KILL; do
+    # Not in the background: there the shell has it ignore SIGINT.
+    code=0
+    timeout -s $signal 0.5 "$smolvm" machine cp "$name:/root/large" cut/large || code=$?
+    # Which it is depends on the host's speed: whole, or nothing.
+    case $(ls -A cut) in
+        large) [ $code = 0 ] || fail "a copy was whole before it was ended by $signal: $code"; rm cut/large ;;
+        '') [ $code != 0 ] || fail "a copy succeeded and made nothing" ;;
+        *) fail "left by a copy that ended by $signal: $(ls -A cut)" ;;
+    esac
+done
 
 echo "what cannot be copied"
 for wrong in "$name:/absent ./x" "./absent $name:/x" "$name:/etc/hostname ./absent/x" "./tree $name:/etc/hostname"; do

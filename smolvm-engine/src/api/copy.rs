@@ -1,7 +1,6 @@
 //! Files and trees between this host and a machine.
 
 use std::ffi::OsStr;
-use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -17,7 +16,12 @@ const ROOT: Owner = Owner { uid: 0, gid: 0 };
 
 impl Engine {
     /// Copies the file or tree at `source` here into a machine: into `target` if that is a directory
-    /// there, else as it. Everything made belongs to root; modes, times, links and holes are kept.
+    /// there, else as it. Everything made belongs to root; modes, times, links and holes are kept. What
+    /// was there keeps owner and mode; what is neither a file, a link nor a directory is not replaced, but a
+    /// single file that is copied to a named pipe or a character device is written to it.
+    ///
+    /// It is given up between two pieces when `progress` [says so](Progress::is_stopped); what is complete
+    /// stays.
     ///
     /// # Errors
     ///
@@ -32,10 +36,7 @@ impl Engine {
     ) -> Result<CopyReport, EngineError> {
         let agent = self.connect_agent(name)?;
         let phase = Phase::begin(progress, &format!("copying to {name}"), None);
-        let mut advance = |bytes| {
-            phase.advance(bytes);
-            ControlFlow::Continue(())
-        };
+        let mut advance = |bytes| phase.go_on(bytes);
         agent
             .copy_in(source, target.as_bytes(), Some(ROOT), &mut advance)
             .map_err(copy_error(name))
@@ -43,7 +44,8 @@ impl Engine {
 
     /// Copies the file or tree at `source` in a machine to this host: into `target` if that is a
     /// directory, under the last name of `source`, else as it. Everything made belongs to the caller;
-    /// modes are masked with the umask, devices are left out. What was there keeps owner and mode.
+    /// modes are masked with the umask, devices are left out. What was there is treated as by
+    /// [`Engine::copy_in`], and so is a stop.
     ///
     /// # Errors
     ///
@@ -58,10 +60,7 @@ impl Engine {
         let agent = self.connect_agent(name)?;
         let phase = Phase::begin(progress, &format!("copying from {name}"), None);
         agent
-            .copy_out(source.as_bytes(), target, &mut |bytes| {
-                phase.advance(bytes);
-                ControlFlow::Continue(())
-            })
+            .copy_out(source.as_bytes(), target, &mut |bytes| phase.go_on(bytes))
             .map_err(copy_error(name))
     }
 }

@@ -123,7 +123,7 @@ impl Engine {
             ownership: Ownership::Mine,
         });
         let phase = Phase::begin(progress, &format!("copying from point {id}"), None);
-        match send_files(&files, &found, &mut receiver, &|bytes| phase.advance(bytes)) {
+        match send_files(&files, &found, &mut receiver, &|bytes| phase.go_on(bytes)) {
             Ok(()) => Ok(PointCopy {
                 report: receiver.finish(),
                 short_id: id,

@@ -1,6 +1,7 @@
 //! Files of a point as the stream of items that a guest's agent would send: whoever receives it need not know the difference.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 
 use agent_protocol::codec::Bytes;
 use agent_protocol::frame::MAX_DATA_BYTES;
@@ -34,12 +35,13 @@ impl From<ReceiveError> for SendFailure {
     }
 }
 
-/// Copies what `root` is, with everything below it. What cannot be read below it is a problem in the receiver's report.
+/// Copies what `root` is, with everything below it. What cannot be read below it is a problem in the receiver's report. `advance` is
+/// told the bytes and may end it.
 pub(crate) fn send_files<D: DiskReader>(
     files: &FileSystem<D>,
     root: &Inode,
     receiver: &mut TreeReceiver,
-    advance: &dyn Fn(u64),
+    advance: &dyn Fn(u64) -> ControlFlow<()>,
 ) -> Result<(), SendFailure> {
     let mut sender = Sender {
         files,
@@ -47,6 +49,7 @@ pub(crate) fn send_files<D: DiskReader>(
         advance,
         walk: Walk::default(),
         links: HashMap::new(),
+        next_link: 0,
         stack: Vec::new(),
     };
     sender.entry(root, b"")?;
@@ -57,10 +60,11 @@ pub(crate) fn send_files<D: DiskReader>(
 struct Sender<'a, D> {
     files: &'a FileSystem<D>,
     receiver: &'a mut TreeReceiver,
-    advance: &'a dyn Fn(u64),
+    advance: &'a dyn Fn(u64) -> ControlFlow<()>,
     walk: Walk,
     /// Number of each file with several names that was sent.
     links: HashMap<u32, u64>,
+    next_link: u64,
     /// Directories that are not done.
     stack: Vec<Listed>,
 }
@@ -69,6 +73,13 @@ impl<D: DiskReader> Sender<'_, D> {
     fn item(&mut self, item: TreeItem) -> Result<(), SendFailure> {
         self.receiver.apply(item)?;
         Ok(())
+    }
+
+    fn advance(&self, bytes: u64) -> Result<(), SendFailure> {
+        match (self.advance)(bytes) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(ReceiveError::Stopped.into()),
+        }
     }
 
     fn below(&mut self) -> Result<(), SendFailure> {
@@ -80,6 +91,7 @@ impl<D: DiskReader> Sender<'_, D> {
                 self.item(TreeItem::EndDirectory)?;
                 continue;
             };
+            self.advance(0)?;
             let sent = match self.files.inode(inode) {
                 Ok(inode) => self.entry(&inode, &name),
                 Err(error) => Err(error.into()),
@@ -145,9 +157,9 @@ impl<D: DiskReader> Sender<'_, D> {
                 return self.item(TreeItem::HardLink { name, link });
             }
             if self.links.len() < MAX_LINKED_FILES {
-                let number = self.links.len() as u64;
-                self.links.insert(inode.number, number);
-                link = Some(number);
+                self.links.insert(inode.number, self.next_link);
+                link = Some(self.next_link);
+                self.next_link += 1;
             }
         }
         self.item(TreeItem::File { name, meta, link })?;
@@ -155,9 +167,13 @@ impl<D: DiskReader> Sender<'_, D> {
             Ok(()) => TreeItem::FileEnd {
                 size_bytes: inode.size_bytes,
             },
-            Err(SendFailure::Files(error)) if !error.is_fatal() => TreeItem::FileBroken {
-                message: chain(&error),
-            },
+            Err(SendFailure::Files(error)) if !error.is_fatal() => {
+                // Its other names are files of their own to the receiver, which has none to give them to.
+                self.links.remove(&inode.number);
+                TreeItem::FileBroken {
+                    message: chain(&error),
+                }
+            }
             Err(error) => return Err(error),
         };
         self.item(end)
@@ -177,7 +193,7 @@ impl<D: DiskReader> Sender<'_, D> {
                     data: data.into(),
                 })?;
                 done += length;
-                (self.advance)(length);
+                self.advance(length)?;
             }
         }
         Ok(())

@@ -90,7 +90,7 @@ fn copy<D: DiskReader>(
         ownership: Ownership::Mine,
     });
     let inode = files.resolve(from.as_bytes())?;
-    send_files(files, &inode, &mut receiver, &|_| ())?;
+    send_files(files, &inode, &mut receiver, &|_| ControlFlow::Continue(()))?;
     Ok(receiver.finish())
 }
 
@@ -363,6 +363,84 @@ fn circles_end() {
     let lines = compare(&circle, &circle, &anywhere());
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].starts_with("? /data/deep/er: "), "{lines:?}");
+}
+
+/// A disk that cannot be read at one place, once.
+struct Faulty<'a> {
+    disk: Disk<'a>,
+    fails_at: std::cell::Cell<Option<u64>>,
+}
+
+impl DiskReader for &Faulty<'_> {
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> io::Result<()> {
+        let read = offset_bytes..offset_bytes + buf.len() as u64;
+        if self.fails_at.get().is_some_and(|at| read.contains(&at)) {
+            self.fails_at.set(None);
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        self.disk.read_at(offset_bytes, buf)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
+    }
+}
+
+#[test]
+fn a_name_that_fails_takes_no_other_name_of_the_file_along() {
+    let place = tempfile::tempdir().unwrap();
+    let data = place.path().join("one/data");
+    fs::create_dir_all(&data).unwrap();
+    fs::write(data.join("a"), "first of two names").unwrap();
+    fs::hard_link(data.join("a"), data.join("b")).unwrap();
+    fs::write(data.join("c"), "another file").unwrap();
+    fs::hard_link(data.join("c"), data.join("d")).unwrap();
+    let bytes = import(place.path(), "one");
+    let text = b"first of two names";
+    let at = bytes.windows(text.len()).position(|part| part == text);
+    let faulty = Faulty {
+        disk: disk(&bytes),
+        fails_at: std::cell::Cell::new(None),
+    };
+    let files = FileSystem::open(&faulty).unwrap();
+    faulty.fails_at.set(at.map(|at| at as u64));
+    let out = place.path().join("out");
+    let report = copy(&files, "/data", &out).unwrap();
+    assert_eq!(report.problem_count, 1, "{report:?}");
+    let read = |name: &str| fs::read(out.join(name)).ok();
+    let names = [read("a"), read("b")];
+    assert!(names.contains(&Some(text.to_vec())) && names.contains(&None));
+    assert_eq!(
+        [read("c"), read("d")],
+        [(); 2].map(|()| Some(b"another file".to_vec()))
+    );
+    let inode = |name: &str| fs::metadata(out.join(name)).unwrap().ino();
+    assert_eq!(inode("c"), inode("d"));
+}
+
+#[test]
+fn a_copy_can_be_given_up() {
+    let place = tempfile::tempdir().unwrap();
+    tree(&place.path().join("one"));
+    let bytes = import(place.path(), "one");
+    let files = FileSystem::open(disk(&bytes)).unwrap();
+    let out = place.path().join("large");
+    let mut receiver = TreeReceiver::new(Destination {
+        target: &out,
+        root: RootName::of_source(Path::new("large")),
+        ownership: Ownership::Mine,
+    });
+    let inode = files.resolve(b"/data/deep/er/large").unwrap();
+    let stopped = send_files(&files, &inode, &mut receiver, &|_| ControlFlow::Break(()));
+    assert!(matches!(
+        stopped,
+        Err(SendFailure::Receive(
+            agent_protocol::tree::ReceiveError::Stopped
+        ))
+    ));
+    drop(receiver);
+    assert!(!out.exists());
+    assert_eq!(fs::read_dir(place.path().join("one")).unwrap().count(), 1);
 }
 
 /// Whatever a disk holds, what is copied stays where it was told to go, and nothing panics or hangs.

@@ -6,13 +6,17 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::super::{MAX_LINKED_FILES, shown};
-use super::place::{NewFile, duplicate, open_directory, write_at};
+use super::new_file::NewFile;
+use super::pass_on::Passage;
+use super::place::{duplicate, open_directory, write_at};
 use super::{Level, ReceiveError, Root, TreeReceiver, invalid};
 
 /// The file whose data comes now, and the number by which further names may follow for it.
 #[derive(Debug)]
 pub(super) enum OpenFile {
     Writing(NewFile, Option<u64>),
+    /// The whole copy is this file.
+    Passing(Passage),
     Skipped,
 }
 
@@ -47,16 +51,21 @@ impl TreeReceiver {
         if end.is_none_or(|end| end > i64::MAX as u64) {
             return invalid("data beyond the largest file");
         }
-        let Some(OpenFile::Writing(file, _)) = &self.file else {
-            return Ok(());
-        };
-        match write_at(&file.fd, offset, data) {
-            Ok(()) => self.report.data_bytes += data.len() as u64,
-            Err(errno) => {
-                let name = file.name.clone();
-                self.file = Some(OpenFile::Skipped);
-                self.failed(&name, errno)?;
-            }
+        match &mut self.file {
+            Some(OpenFile::Writing(file, _)) => match write_at(&file.fd, offset, data) {
+                Ok(()) => self.report.data_bytes += data.len() as u64,
+                Err(errno) => {
+                    let name = file.name.clone();
+                    self.file = Some(OpenFile::Skipped);
+                    self.failed(&name, errno.into())?;
+                }
+            },
+            Some(OpenFile::Passing(passage)) => match passage.write(offset, data) {
+                Ok(true) => self.report.data_bytes += data.len() as u64,
+                Ok(false) => return invalid("data that goes back, where it is passed on"),
+                Err(errno) => return Err(self.write_error(b"", errno)),
+            },
+            _ => {}
         }
         Ok(())
     }
@@ -65,8 +74,14 @@ impl TreeReceiver {
         if size_bytes > i64::MAX as u64 {
             return invalid("a file beyond the largest file");
         }
-        let Some(OpenFile::Writing(mut file, link)) = self.file.take() else {
-            return Ok(());
+        let (mut file, link) = match self.file.take() {
+            Some(OpenFile::Writing(file, link)) => (file, link),
+            Some(OpenFile::Passing(mut passage)) => {
+                self.report.entries += 1;
+                let rest = passage.write(size_bytes, b"");
+                return rest.map(drop).map_err(|errno| self.write_error(b"", errno));
+            }
+            _ => return Ok(()),
         };
         match self.ownership.keep_file(&mut file, size_bytes) {
             Ok(()) => {
@@ -76,7 +91,7 @@ impl TreeReceiver {
                 }
                 Ok(())
             }
-            Err(errno) => self.failed(&file.name.clone(), errno),
+            Err(error) => self.failed(&file.name.clone(), error),
         }
     }
 
@@ -118,8 +133,15 @@ impl TreeReceiver {
     }
 
     pub(super) fn file_broken(&mut self, message: &str) {
-        if let Some(OpenFile::Writing(file, _)) = self.file.take() {
-            self.problem(&format!("{}: {message}", shown(&file.name)));
+        match self.file.take() {
+            Some(OpenFile::Writing(file, _)) => {
+                self.problem(&format!("{}: {message}", shown(&file.name)));
+            }
+            Some(OpenFile::Passing(_)) => {
+                let target = self.target.as_os_str().as_encoded_bytes().to_vec();
+                self.problem(&format!("{}: {message}", shown(&target)));
+            }
+            _ => {}
         }
     }
 }

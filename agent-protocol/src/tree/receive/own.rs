@@ -10,7 +10,8 @@ use rustix::fs::{self as rfs, AtFlags, Gid, Mode, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
 use super::super::{Metadata, SpecialKind};
-use super::place::{NewFile, create_temporary};
+use super::new_file::NewFile;
+use super::place::{MakeError, Replaced, replaceable};
 use crate::message::Owner;
 
 /// Whose the made entries are.
@@ -51,36 +52,58 @@ impl Ownership {
         }
     }
 
-    /// A new file for `name`, under a temporary name.
+    /// A new file for `name`.
     pub(super) fn new_file(
         self,
         parent: OwnedFd,
         name: Vec<u8>,
         meta: Metadata,
-    ) -> Result<NewFile, Errno> {
-        let (temporary, fd) = create_temporary(parent.as_fd(), self.first_mode(meta))?;
-        Ok(NewFile {
-            parent,
-            temporary,
-            name,
-            meta,
-            fd,
-            kept: false,
-        })
+    ) -> Result<NewFile, MakeError> {
+        let mut mode = self.first_mode(meta);
+        if let Some(replaced) = replaceable(parent.as_fd(), &name)? {
+            // Who could not read the old one reads nothing of the new one, not even for a moment.
+            mode &= Mode::from_raw_mode(replaced.mode) | Mode::RUSR | Mode::WUSR;
+        }
+        Ok(NewFile::create(parent, name, meta, mode)?)
     }
 
-    /// Gives a complete file its owner, mode, time and name.
-    pub(super) fn keep_file(self, file: &mut NewFile, size_bytes: u64) -> Result<(), Errno> {
+    /// Gives a complete file its owner, mode, time and name. One that takes the place of another gets
+    /// owner and mode of that.
+    pub(super) fn keep_file(self, file: &mut NewFile, size_bytes: u64) -> Result<(), MakeError> {
         rfs::ftruncate(&file.fd, size_bytes)?;
+        let replaced = replaceable(file.parent.as_fd(), &file.name)?;
         // Owner first: changing it clears set-user-id. Time last.
-        if let Some((uid, gid)) = self.owner(file.meta) {
-            rfs::fchown(&file.fd, Some(uid), Some(gid))?;
-            rfs::fchmod(&file.fd, mode(file.meta.mode))?;
+        match (replaced, self.owner(file.meta)) {
+            (Some(replaced), _) => self.own_as_before(&file.fd, replaced)?,
+            (None, Some((uid, gid))) => {
+                rfs::fchown(&file.fd, Some(uid), Some(gid))?;
+                rfs::fchmod(&file.fd, mode(file.meta.mode))?;
+            }
+            (None, None) => {}
         }
         rfs::futimens(&file.fd, &times(file.meta))?;
-        rfs::renameat(&file.parent, &*file.temporary, &file.parent, &*file.name)?;
-        file.kept = true;
-        Ok(())
+        Ok(file.put_in_place()?)
+    }
+
+    /// Owner and mode of a file that was there, as far as this process may give them.
+    fn own_as_before(self, fd: &OwnedFd, replaced: Replaced) -> Result<(), Errno> {
+        let may = |owner: Result<(), Errno>| match owner {
+            Ok(()) => Ok(true),
+            Err(Errno::PERM) => Ok(false),
+            Err(errno) => Err(errno),
+        };
+        let whole = may(rfs::fchown(fd, Some(replaced.uid), Some(replaced.gid)))?;
+        let group = whole || may(rfs::fchown(fd, None, Some(replaced.gid)))?;
+        let mut mode = Mode::from_raw_mode(replaced.mode);
+        if !whole || self == Self::Mine {
+            mode &= Mode::RWXU | Mode::RWXG | Mode::RWXO;
+        }
+        if !group {
+            // Another group: it may do what everybody may.
+            let all = (mode & Mode::RWXO).as_raw_mode();
+            mode &= Mode::RWXU | Mode::RWXO | Mode::from_raw_mode(all << 3);
+        }
+        rfs::fchmod(fd, mode)
     }
 
     /// Gives a directory of this copy its owner, mode and time, once its entries are made.
@@ -121,19 +144,26 @@ impl Ownership {
         kind: SpecialKind,
         (major, minor): (u32, u32),
         meta: Metadata,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), MakeError> {
         let kind = match kind {
             SpecialKind::Fifo => rfs::FileType::Fifo,
-            _ if self == Ownership::Mine => return Err(Errno::PERM),
+            _ if self == Ownership::Mine => return Err(Errno::PERM.into()),
             SpecialKind::CharacterDevice => rfs::FileType::CharacterDevice,
             SpecialKind::BlockDevice => rfs::FileType::BlockDevice,
         };
         let device = rfs::makedev(major, minor);
+        if let Ok(there) = rfs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
+            && rfs::FileType::from_raw_mode(there.st_mode) == kind
+            && (kind == rfs::FileType::Fifo || there.st_rdev == device)
+        {
+            // It is the same, and may be in use.
+            return Ok(());
+        }
         super::place::replace(parent, name, || {
             rfs::mknodat(parent, name, kind, self.first_mode(meta), device)
         })?;
         let fd = hold(parent, name, kind)?;
-        self.own_held(&fd, meta)
+        Ok(self.own_held(&fd, meta)?)
     }
 
     fn own_held(self, fd: &OwnedFd, meta: Metadata) -> Result<(), Errno> {
@@ -170,8 +200,8 @@ impl Ownership {
         _kind: SpecialKind,
         _device: (u32, u32),
         _meta: Metadata,
-    ) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
+    ) -> Result<(), MakeError> {
+        Err(Errno::OPNOTSUPP.into())
     }
 }
 

@@ -3,36 +3,9 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{self as rfs, AtFlags, Mode, OFlags};
+use rustix::fs::{self as rfs, AtFlags, FileType, Gid, Mode, OFlags, RawMode, Uid};
 use rustix::io::Errno;
-
-use super::super::Metadata;
-
-static NEXT_TEMPORARY: AtomicU64 = AtomicU64::new(0);
-/// Temporary names tried for one file.
-const TEMPORARY_NAMES: u32 = 100;
-
-/// A file under its temporary name; removed unless it is kept.
-#[derive(Debug)]
-pub(super) struct NewFile {
-    pub(super) parent: OwnedFd,
-    pub(super) temporary: String,
-    pub(super) name: Vec<u8>,
-    pub(super) meta: Metadata,
-    pub(super) fd: OwnedFd,
-    pub(super) kept: bool,
-}
-
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        if !self.kept {
-            // Best effort: the copy has failed already and says so.
-            let _ = rfs::unlinkat(&self.parent, &*self.temporary, AtFlags::empty());
-        }
-    }
-}
 
 pub(super) fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(fd, 0)
@@ -50,13 +23,18 @@ pub(super) fn open_directory(
     rfs::openat(at, name, flags, Mode::empty())
 }
 
+/// Whether a path can only be that of a directory: it ends in a slash, or in `/.`.
+pub(super) fn means_directory(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_bytes();
+    matches!(bytes.rsplit(|&byte| byte == b'/').next(), Some(b"" | b"."))
+}
+
 /// Parent directory and last name of a target that is no directory yet.
 pub(super) fn target_parent(
     target: &Path,
     is_directory: bool,
 ) -> Result<(OwnedFd, Vec<u8>), Errno> {
-    let bytes = target.as_os_str().as_bytes();
-    if bytes.ends_with(b"/") && !is_directory {
+    if means_directory(target) && !is_directory {
         return Err(Errno::NOTDIR);
     }
     let name = target.file_name().ok_or(Errno::INVAL)?.as_bytes().to_vec();
@@ -70,23 +48,61 @@ pub(super) fn target_parent(
     ))
 }
 
-/// A new file under a temporary name. The process's umask is taken from `mode` by the system.
-pub(super) fn create_temporary(
-    parent: BorrowedFd<'_>,
-    mode: Mode,
-) -> Result<(String, OwnedFd), Errno> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let process = std::process::id();
-    for _ in 0..TEMPORARY_NAMES {
-        let number = NEXT_TEMPORARY.fetch_add(1, Ordering::Relaxed);
-        let name = format!(".smolvm-copy-{process}-{number}");
-        match rfs::openat(parent, &*name, flags, mode) {
-            Ok(fd) => return Ok((name, fd)),
-            Err(Errno::EXIST) => {}
-            Err(errno) => return Err(errno),
-        }
+/// Why an entry was not made.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum MakeError {
+    /// The system's answer.
+    System(Errno),
+    /// Something that is no file, and that others use by its name, is there.
+    InTheWay(&'static str),
+}
+
+impl From<Errno> for MakeError {
+    fn from(errno: Errno) -> Self {
+        Self::System(errno)
     }
-    Err(Errno::EXIST)
+}
+
+/// A regular file that is replaced: the new one gets its owner and mode.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Replaced {
+    pub(super) uid: Uid,
+    pub(super) gid: Gid,
+    pub(super) mode: RawMode,
+}
+
+/// Looks at what stands where an entry is to be made. What a copy takes the place of without a word is
+/// files and links; directories are refused by the system.
+#[allow(clippy::unnecessary_cast)] // the type differs by platform
+pub(super) fn replaceable(
+    parent: BorrowedFd<'_>,
+    name: &[u8],
+) -> Result<Option<Replaced>, MakeError> {
+    let stat = match rfs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(Some(Replaced {
+            uid: Uid::from_raw(stat.st_uid),
+            gid: Gid::from_raw(stat.st_gid),
+            mode: stat.st_mode & 0o7777,
+        })),
+        FileType::Directory | FileType::Symlink => Ok(None),
+        other => Err(MakeError::InTheWay(kind(other))),
+    }
+}
+
+/// A kind of entry that is no file, in words.
+pub(super) fn kind(file_type: FileType) -> &'static str {
+    match file_type {
+        FileType::Fifo => "a named pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice => "a character device",
+        FileType::BlockDevice => "a block device",
+        _ => "no file",
+    }
 }
 
 /// Makes an entry that cannot replace another in one step: removes the other first.
@@ -94,13 +110,14 @@ pub(super) fn replace(
     parent: BorrowedFd<'_>,
     name: &[u8],
     make: impl Fn() -> Result<(), Errno>,
-) -> Result<(), Errno> {
+) -> Result<(), MakeError> {
     match make() {
         Err(Errno::EXIST) => {
+            replaceable(parent, name)?;
             rfs::unlinkat(parent, name, AtFlags::empty())?;
-            make()
+            Ok(make()?)
         }
-        other => other,
+        other => Ok(other?),
     }
 }
 
