@@ -369,6 +369,58 @@ fn a_file_that_is_replaced_hands_owner_and_mode_on() {
     }
 }
 
+/// The first name that comes of a file may be one that cannot be made.
+#[test]
+fn a_name_that_fails_takes_no_other_name_along() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let at = |name: &str| place.path().join("top").join(name);
+    fs::create_dir_all(at("directory")).expect("directory");
+    make_pipe(&at("pipe"));
+    fs::write(at("third"), "old").expect("write");
+    let mut items = vec![directory(b"")];
+    for (link, first) in (0u64..).zip([&b"directory"[..], b"pipe"]) {
+        let linked = TreeItem::File {
+            name: first.into(),
+            meta: meta(0o644),
+            link: Some(link),
+        };
+        items.extend([linked, data(0), end(4)]);
+    }
+    let mut name = |name: &str, link| {
+        items.push(TreeItem::HardLink {
+            name: name.into(),
+            link,
+        });
+    };
+    name("pipe", 0);
+    name("second", 0);
+    name("third", 0);
+    name("other", 1);
+    items.push(directory(b"below"));
+    items.push(TreeItem::HardLink {
+        name: "fourth".into(),
+        link: 0,
+    });
+    items.extend([
+        TreeItem::EndDirectory,
+        TreeItem::EndDirectory,
+        TreeItem::End,
+    ]);
+    let report = apply(place.path(), items).expect("the rest is made");
+    assert_eq!(report.problem_count, 3, "{report:?}");
+    let inode = |name: &str| fs::metadata(at(name)).expect("stat").ino();
+    for name in ["second", "third", "below/fourth", "other"] {
+        assert_eq!(fs::read(at(name)).expect("read"), b"evil", "{name}");
+    }
+    assert_eq!(
+        [inode("third"), inode("below/fourth")],
+        [inode("second"); 2]
+    );
+    assert_ne!(inode("other"), inode("second"));
+    let left = fs::read_dir(at(".")).expect("list").count();
+    assert_eq!(left, 6, "temporary files are left");
+}
+
 /// However the copy is ended, `kill -9` included.
 #[test]
 fn a_file_has_no_name_before_it_is_whole() {

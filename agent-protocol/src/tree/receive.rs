@@ -40,6 +40,7 @@ mod place;
 
 use budget::Budget;
 use file::{Linked, OpenFile};
+use new_file::NewFile;
 pub use own::Ownership;
 use place::{MakeError, duplicate, means_directory, open_directory, replace, target_parent};
 
@@ -138,6 +139,8 @@ pub struct TreeReceiver {
     file: Option<OpenFile>,
     /// Files that further names may follow for.
     links: HashMap<u64, Linked>,
+    /// Whole files, with their sizes, whose names so far could not be given to them.
+    nameless: HashMap<u64, (NewFile, u64)>,
     budget: Budget,
     root: Root,
     report: CopyReport,
@@ -189,6 +192,7 @@ impl TreeReceiver {
             stack: Vec::new(),
             file: None,
             links: HashMap::new(),
+            nameless: HashMap::new(),
             budget: Budget::new(),
             root: Root::Expected,
             report: CopyReport::default(),
@@ -433,7 +437,9 @@ impl TreeReceiver {
                 self.stack.push(Level::made(fd, name, meta));
             }
             Entry::File(link) => {
-                let new = self.ownership.new_file(parent, name, meta)?;
+                let new = self
+                    .ownership
+                    .new_file(parent, name, meta, link.is_some())?;
                 self.file = Some(OpenFile::Writing(new, *link));
                 return Ok(()); // counted when complete
             }
@@ -442,6 +448,9 @@ impl TreeReceiver {
                     rfs::symlinkat(&**target, &parent, &*name)
                 })?;
                 self.ownership.own_symlink(parent.as_fd(), &name, meta)?;
+            }
+            Entry::HardLink(link) if self.nameless.contains_key(link) => {
+                self.name_late(*link, parent, name)?;
             }
             Entry::HardLink(link) => {
                 let (source_parent, source_name) = self.linked(*link)?;

@@ -8,8 +8,11 @@ use rustix::io::Errno;
 use super::super::{MAX_LINKED_FILES, shown};
 use super::new_file::NewFile;
 use super::pass_on::Passage;
-use super::place::{duplicate, open_directory, write_at};
+use super::place::{MakeError, duplicate, open_directory, write_at};
 use super::{Level, ReceiveError, Root, TreeReceiver, invalid};
+
+/// Files kept for a further name; each costs a descriptor or two.
+const MAX_NAMELESS: usize = 64;
 
 /// The file whose data comes now, and the number by which further names may follow for it.
 #[derive(Debug)]
@@ -91,8 +94,35 @@ impl TreeReceiver {
                 }
                 Ok(())
             }
-            Err(error) => self.failed(&file.name.clone(), error),
+            Err(error) => {
+                self.failed(&file.name.clone(), error)?;
+                if let Some(link) = link
+                    && self.nameless.len() < MAX_NAMELESS
+                {
+                    self.nameless.insert(link, (file, size_bytes));
+                }
+                Ok(())
+            }
         }
+    }
+
+    /// Gives a file whose first name was refused a further one.
+    pub(super) fn name_late(
+        &mut self,
+        link: u64,
+        parent: OwnedFd,
+        name: Vec<u8>,
+    ) -> Result<(), MakeError> {
+        let Some((mut file, size_bytes)) = self.nameless.remove(&link) else {
+            return Err(Errno::NOENT.into());
+        };
+        file.move_to(parent, name);
+        let named = self.ownership.keep_file(&mut file, size_bytes);
+        match named {
+            Ok(()) => self.remember_link(link, &file.name),
+            Err(_) => drop(self.nameless.insert(link, (file, size_bytes))),
+        }
+        named
     }
 
     /// A file that does not fit is not remembered: its further names become problems.

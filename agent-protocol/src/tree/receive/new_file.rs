@@ -25,6 +25,8 @@ pub(super) struct NewFile {
     pub(super) meta: Metadata,
     pub(super) fd: OwnedFd,
     temporary: Option<String>,
+    /// Where its temporary name is, if not in `parent`.
+    home: Option<OwnedFd>,
 }
 
 impl NewFile {
@@ -37,16 +39,7 @@ impl NewFile {
     ) -> Result<Self, Errno> {
         let (fd, temporary) = match create_nameless(parent.as_fd(), mode)? {
             Some(fd) => (fd, None),
-            None => {
-                let flags = OFlags::WRONLY
-                    | OFlags::CREATE
-                    | OFlags::EXCL
-                    | OFlags::NOFOLLOW
-                    | OFlags::CLOEXEC;
-                let (temporary, fd) =
-                    with_temporary_name(|name| rfs::openat(&parent, name, flags, mode))?;
-                (fd, Some(temporary))
-            }
+            None => create_named(parent.as_fd(), mode)?,
         };
         Ok(Self {
             parent,
@@ -54,7 +47,19 @@ impl NewFile {
             meta,
             fd,
             temporary,
+            home: None,
         })
+    }
+
+    /// It is to get another name than the one it was made for.
+    pub(super) fn move_to(&mut self, parent: OwnedFd, name: Vec<u8>) {
+        let before = std::mem::replace(&mut self.parent, parent);
+        self.home.get_or_insert(before);
+        self.name = name;
+    }
+
+    fn home(&self) -> &OwnedFd {
+        self.home.as_ref().unwrap_or(&self.parent)
     }
 
     /// Gives the complete file its name, in place of what has it.
@@ -65,13 +70,13 @@ impl NewFile {
             Some(temporary) => temporary,
             None => match link(&self.fd, &self.parent, &self.name) {
                 Err(Errno::EXIST) => {
-                    let link = |name: &str| link(&self.fd, &self.parent, name.as_bytes());
+                    let link = |name: &str| link(&self.fd, self.home(), name.as_bytes());
                     with_temporary_name(link)?.0
                 }
                 done => return done,
             },
         };
-        let renamed = rfs::renameat(&self.parent, &*temporary, &self.parent, &*self.name);
+        let renamed = rfs::renameat(self.home(), &*temporary, &self.parent, &*self.name);
         if renamed.is_err() {
             self.temporary = Some(temporary);
         }
@@ -83,7 +88,7 @@ impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(temporary) = &self.temporary {
             // Best effort: the copy has failed already and says so.
-            let _ = rfs::unlinkat(&self.parent, &**temporary, AtFlags::empty());
+            let _ = rfs::unlinkat(self.home(), &**temporary, AtFlags::empty());
         }
     }
 }
@@ -102,6 +107,13 @@ fn create_nameless(parent: BorrowedFd<'_>, mode: Mode) -> Result<Option<OwnedFd>
 #[cfg(not(target_os = "linux"))]
 fn create_nameless(_parent: BorrowedFd<'_>, _mode: Mode) -> Result<Option<OwnedFd>, Errno> {
     Ok(None)
+}
+
+/// A file under a temporary name.
+fn create_named(parent: BorrowedFd<'_>, mode: Mode) -> Result<(OwnedFd, Option<String>), Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let (name, fd) = with_temporary_name(|name| rfs::openat(parent, name, flags, mode))?;
+    Ok((fd, Some(name)))
 }
 
 /// Gives a nameless file a name.
@@ -141,4 +153,48 @@ fn with_temporary_name<T>(
         }
     }
     Err(Errno::EXIST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As where the file system knows no nameless files.
+    #[test]
+    fn a_temporary_name_goes_whatever_becomes_of_the_file() {
+        let place = tempfile::tempdir().expect("temporary directory");
+        let names = || {
+            let entries = std::fs::read_dir(place.path()).expect("list");
+            let mut names: Vec<_> = entries.map(|e| e.expect("entry").file_name()).collect();
+            names.sort();
+            names
+        };
+        let open = || rfs::open(place.path(), OFlags::RDONLY, Mode::empty()).expect("open");
+        let file = |name: &str| {
+            let parent = open();
+            let mode = Mode::RUSR | Mode::WUSR;
+            let (fd, temporary) = create_named(parent.as_fd(), mode).expect("created");
+            NewFile {
+                parent,
+                name: name.into(),
+                meta: Metadata::default(),
+                fd,
+                temporary,
+                home: None,
+            }
+        };
+        let dropped = file("dropped");
+        assert_eq!(names().len(), 1);
+        drop(dropped);
+        assert_eq!(names().len(), 0);
+        std::fs::create_dir(place.path().join("directory")).expect("directory");
+        for _ in 0..2 {
+            let mut made = file("directory");
+            assert_eq!(made.put_in_place(), Err(Errno::ISDIR));
+            made.move_to(open(), b"file".to_vec());
+            made.put_in_place().expect("placed");
+            drop(made);
+            assert_eq!(names(), ["directory", "file"]);
+        }
+    }
 }

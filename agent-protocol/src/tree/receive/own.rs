@@ -52,17 +52,23 @@ impl Ownership {
         }
     }
 
-    /// A new file for `name`.
+    /// A new file for `name`, or else for another of its names, if it has some.
     pub(super) fn new_file(
         self,
         parent: OwnedFd,
         name: Vec<u8>,
         meta: Metadata,
+        has_more_names: bool,
     ) -> Result<NewFile, MakeError> {
         let mut mode = self.first_mode(meta);
-        if let Some(replaced) = replaceable(parent.as_fd(), &name)? {
+        match replaceable(parent.as_fd(), &name) {
             // Who could not read the old one reads nothing of the new one, not even for a moment.
-            mode &= Mode::from_raw_mode(replaced.mode) | Mode::RUSR | Mode::WUSR;
+            Ok(Some(replaced)) => {
+                mode &= Mode::from_raw_mode(replaced.mode) | Mode::RUSR | Mode::WUSR;
+            }
+            Ok(None) => {}
+            Err(MakeError::InTheWay(_)) if has_more_names => {}
+            Err(error) => return Err(error),
         }
         Ok(NewFile::create(parent, name, meta, mode)?)
     }
