@@ -506,7 +506,7 @@ impl EngineError {
                 "make a machine of it with: smolvm machine create --name NEW --from {id}"
             )),
             Self::NotUndone { name, .. } => Some(format!(
-                "list its points with: smolvm machine checkpoint-log --name {name}"
+                "list its points with: smolvm machine checkpoint-log {name}"
             )),
             Self::DiskNotKept { name } | Self::NotKept { name, .. } => Some(format!(
                 "give that state up with: smolvm machine undo --name {name} --discard"
