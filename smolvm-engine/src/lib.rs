@@ -51,6 +51,7 @@ mod point;
 mod restore;
 mod retention;
 mod save;
+mod size;
 mod supervisor;
 mod time;
 mod vmm;

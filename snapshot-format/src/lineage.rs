@@ -5,7 +5,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::id::{CheckpointId, IdPrefix, InvalidId, MIN_PREFIX_DIGITS};
+use crate::id::{CheckpointId, IdPrefix, MIN_PREFIX_DIGITS};
 use crate::lineage_entry::LineageEntry;
 
 /// Points that an error names at most; more are counted.
@@ -51,8 +51,6 @@ pub enum ResolveError {
     Spelling {
         /// The text.
         asked: String,
-        /// Why it is no id; nothing if it begins with `~`.
-        source: Option<InvalidId>,
     },
     /// `~N` beyond the last generation.
     #[error("there is no generation {asked}: there {}", Range(*count))]
@@ -155,10 +153,7 @@ impl Lineage {
     fn resolve_number(&self, asked: &str, number: &str) -> Result<&LineageEntry, ResolveError> {
         let asked = asked.to_owned();
         if number.is_empty() || !number.bytes().all(|digit| digit.is_ascii_digit()) {
-            return Err(ResolveError::Spelling {
-                asked,
-                source: None,
-            });
+            return Err(ResolveError::Spelling { asked });
         }
         // Digits that fit no integer name a generation that does not exist.
         let entry = number.parse().ok().and_then(|n: usize| self.entries.get(n));
@@ -169,7 +164,7 @@ impl Lineage {
     fn resolve_id(&self, asked: &str) -> Result<&LineageEntry, ResolveError> {
         let prefix = match IdPrefix::parse(asked) {
             Ok(prefix) => prefix,
-            Err(source) => return self.resolve_message(asked, source),
+            Err(_) => return self.resolve_message(asked),
         };
         let ids = |entries: &[&LineageEntry]| entries.iter().map(|entry| entry.id).collect();
         let named = |entry: &&LineageEntry| prefix.matches(&entry.id);
@@ -187,20 +182,13 @@ impl Lineage {
         }
     }
 
-    fn resolve_message(
-        &self,
-        asked: &str,
-        no_id: InvalidId,
-    ) -> Result<&LineageEntry, ResolveError> {
+    fn resolve_message(&self, asked: &str) -> Result<&LineageEntry, ResolveError> {
         let asked = asked.to_owned();
         let said = |entry: &&LineageEntry| !asked.is_empty() && entry.message == asked;
         let candidates: Vec<_> = self.entries.iter().filter(said).collect();
         match candidates.as_slice() {
             [entry] => Ok(entry),
-            [] => Err(ResolveError::Spelling {
-                asked,
-                source: Some(no_id),
-            }),
+            [] => Err(ResolveError::Spelling { asked }),
             several => Err(ResolveError::SameMessage {
                 candidates: several.iter().map(|entry| entry.id).collect(),
                 asked,

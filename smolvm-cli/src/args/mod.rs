@@ -3,6 +3,7 @@
 mod copy;
 mod create;
 mod exec;
+mod habits;
 #[cfg(test)]
 mod hints;
 mod image;
@@ -126,6 +127,15 @@ pub(crate) enum Refusal {
         /// JSON was asked for.
         json: bool,
     },
+    /// The word that another tool has for a command.
+    Habit {
+        /// The word.
+        word: String,
+        /// What to type instead.
+        command: &'static str,
+        /// JSON was asked for.
+        json: bool,
+    },
 }
 
 /// Parses the program's arguments.
@@ -138,8 +148,15 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli
     parsed.map_err(|error| {
         let own = arguments.iter().take_while(|argument| *argument != "--");
         let json = own.into_iter().any(|argument| argument == "--json");
-        match unavailable::command(&error) {
-            Some(what) => Refusal::NotAvailable { what, json },
+        if let Some(what) = unavailable::command(&error) {
+            return Refusal::NotAvailable { what, json };
+        }
+        match habits::meant(&error) {
+            Some((word, command)) => Refusal::Habit {
+                word,
+                command,
+                json,
+            },
             None => Refusal::Parser { error, json },
         }
     })
@@ -169,6 +186,7 @@ mod tests {
         parse(words.map(OsString::from)).map_err(|refusal| match refusal {
             Refusal::Parser { error, .. } => error.to_string(),
             Refusal::NotAvailable { what, .. } => what,
+            Refusal::Habit { word, .. } => word,
         })
     }
 

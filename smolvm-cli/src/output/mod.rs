@@ -160,6 +160,16 @@ pub(crate) fn refusal(refusal: Refusal) -> ExitCode {
         Refusal::NotAvailable { what, json } => {
             return Printer::new(json).failure(&Failure::not_available(what));
         }
+        Refusal::Habit {
+            word,
+            command,
+            json,
+        } => {
+            return Printer::new(json).failure(&Failure::Usage {
+                what: format!("there is no command `{word}`"),
+                hint: Some(format!("what it does elsewhere is here: {command}")),
+            });
+        }
     };
     let code = u8::try_from(error.exit_code()).unwrap_or(crate::failure::USAGE);
     if json && error.use_stderr() {

@@ -17,7 +17,7 @@ follow() {
     wanted=$1
     shift
     if "$smolvm" machine "$@" > out 2> err; then fail "not refused: $*"; fi
-    hint=$(sed -n 's/^hint: .*: //p' err | sed 's/, or .*//; s/NEW/'"$name-new"'/; s/CHECKPOINT/.\/x.checkpoint/')
+    hint=$(sed -n 's/^hint: .*: //p' err | sed 's/, or .*//; s/NEW/'"$name-new"'/; s/NAME/'"$name"'/; s/CHECKPOINT/.\/x.checkpoint/')
     case $hint in
     "$wanted"*) ;;
     *) fail "$*: wanted a hint with '$wanted': $(cat err)" ;;
@@ -58,6 +58,27 @@ follow "kill -CONT $vmm" checkpoint --name "$name"
 kill -STOP "$vmm"
 follow "smolvm machine undo --name $name --discard" undo --name "$name"
 "$smolvm" machine exec --name "$name" -- true
+
+# Where a checkpoint cannot be made.
+follow "mkdir -p $dir/deep/er" checkpoint --name "$name" -o ./deep/er/y.checkpoint
+"$smolvm" machine checkpoint --name "$name" -o ./deep/er/y.checkpoint > /dev/null || fail "not in the directory that was made"
+for place in ./x.checkpoint ./x.checkpoint/in.checkpoint ./store/packs/in.checkpoint ./y; do
+    if "$smolvm" machine checkpoint --name "$name" -o "$place" 2> err; then fail "saved at $place"; fi
+    other=$(sed -n 's/^hint: .*: -o //p' err)
+    "$smolvm" machine checkpoint --name "$name" -o "$other" > /dev/null 2> err || fail "$place, hint $other: $(cat err)"
+    rm -r "$other"
+done
+other=hint-$$-b
+follow "smolvm machine checkpoint --name $name --store" checkpoint-prune --store ./new-store
+id=$("$smolvm" machine checkpoint --name "$name" -o ./z.checkpoint --json | sed 's/.*"id": *"\([0-9a-f]*\)".*/\1/')
+follow "smolvm machine checkpoint-delete $dir/z.checkpoint -f" checkpoint-delete "$id"
+[ ! -e z.checkpoint ] || fail "the checkpoint is not deleted"
+follow "smolvm machine branch --from $name --name" branch-release --name "$name"
+"$smolvm" machine delete --name "$name-new" -f > /dev/null
+"$smolvm" machine pause --name "$name" > /dev/null
+follow "smolvm machine resume --name $name" exec --name "$name" -- true
+"$smolvm" machine pause --name "$name" > /dev/null
+follow "smolvm machine resume --name $name" stop --name "$name"
 
 follow "smolvm machine stop --name $name" rename "$name" "$other"
 follow "smolvm machine start --name $name" checkpoint --name "$name"

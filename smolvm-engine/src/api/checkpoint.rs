@@ -188,6 +188,11 @@ impl Engine {
         store: Option<&Path>,
         machine: Option<&MachineName>,
     ) -> Result<Vec<LogEntry>, EngineError> {
+        if let Some(path) = store.filter(|path| !path.exists()) {
+            return Err(EngineError::NoStore {
+                path: path.to_owned(),
+            });
+        }
         let path = store.map_or_else(|| self.home().store(), Path::to_owned);
         let mut lines = by_lineage(store_lines(path)?);
         if let Some(machine) = machine {

@@ -21,6 +21,7 @@ use crate::machine::{
 use crate::name::MachineName;
 use crate::phase::Phase;
 use crate::save::record;
+use crate::size::as_typed;
 use crate::supervisor::unix_now;
 
 /// Smallest guest memory in bytes that a kernel boots in.
@@ -186,25 +187,28 @@ fn check(spec: &MachineSpec, image_bytes: u64) -> Result<(), EngineError> {
         })
     };
     if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&spec.memory_bytes) {
-        let what = format!("--mem of {} bytes is not possible", spec.memory_bytes);
+        let what = format!("--mem {} is not possible", as_typed(spec.memory_bytes));
         return invalid(what, "choose between 96M and 1T, for instance: --mem 1G");
     }
     if spec.disk_bytes < image_bytes {
         let what = format!(
-            "--disk of {} bytes is smaller than the image",
-            spec.disk_bytes
+            "--disk {} is smaller than the image",
+            as_typed(spec.disk_bytes)
         );
         let mib = image_bytes.div_ceil(1 << 20);
-        return invalid(what, &format!("choose at least {mib}M"));
+        return invalid(what, &format!("choose at least: --disk {mib}M"));
     }
     if spec.disk_bytes > cow_disk::MAX_DISK_BYTES || !spec.disk_bytes.is_multiple_of(4096) {
-        let what = format!("--disk of {} bytes is not possible", spec.disk_bytes);
+        let what = format!("--disk {} is not possible", as_typed(spec.disk_bytes));
         return invalid(what, "choose a multiple of 4 KiB of at most 8 TiB");
     }
     if let Some(cpus) = spec.cpus
         && !(1..=vmm_core::x86::MAX_VCPUS).contains(&cpus)
     {
-        return invalid(format!("--cpus {cpus} is not possible"), "choose 1 to 16");
+        return invalid(
+            format!("--cpus {cpus} is not possible"),
+            "choose 1 to 16, for instance: --cpus 2",
+        );
     }
     if let Some(cpu) = &spec.cpu
         && let Err(error) = cpu.parse::<vmm_core::x86::CpuProfile>()

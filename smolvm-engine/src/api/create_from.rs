@@ -22,6 +22,7 @@ use crate::name::MachineName;
 use crate::progress::Silent;
 use crate::restore::{BootCache, FoundPoint, check_sound, fill_from_point};
 use crate::save::record;
+use crate::size::as_typed;
 use crate::supervisor::unix_now;
 
 /// Where a point is.
@@ -203,13 +204,13 @@ fn check_equal(options: &CreateFromOptions, record: &PointRecord) -> Result<(), 
         .memory_bytes
         .is_some_and(|bytes| bytes != spec.memory_bytes)
     {
-        differs.push(format!("--mem {}M", spec.memory_bytes >> 20));
+        differs.push(format!("--mem {}", as_typed(spec.memory_bytes)));
     }
     if options
         .disk_bytes
         .is_some_and(|bytes| bytes != spec.disk_bytes)
     {
-        differs.push(format!("--disk {}M", spec.disk_bytes >> 20));
+        differs.push(format!("--disk {}", as_typed(spec.disk_bytes)));
     }
     if options
         .cpu

@@ -471,7 +471,7 @@ impl EngineError {
                 name,
                 ..
             } => Some(format!(
-                "go on with: smolvm machine resume --name {name}; or give its memory up with: smolvm machine stop --name {name} --discard"
+                "let it go on with: smolvm machine resume --name {name}, or give its memory up with --discard"
             )),
             Self::WrongState { name, state, .. } if state == MachineState::Paused.word() => Some(
                 format!("let it go on with: smolvm machine resume --name {name}"),
@@ -492,7 +492,7 @@ impl EngineError {
                 "save it while it runs with: smolvm machine checkpoint --name {name}"
             )),
             Self::NoStore { path } => Some(format!(
-                "a save makes it: smolvm machine checkpoint --store {}",
+                "a save makes it: smolvm machine checkpoint --name NAME --store {}",
                 path.display()
             )),
             Self::NoSuchPoint { store, .. }

@@ -53,45 +53,70 @@ pub(super) fn check_output(
     home: &Home,
 ) -> Result<PathBuf, EngineError> {
     let output = absolute(output)?;
-    let refuse = |why: String| {
-        let free = free_name(&output);
-        Err(EngineError::Invalid {
-            what: format!("cannot make a checkpoint at {}: {why}", output.display()),
-            hint: Some(format!(
-                "choose another place, for instance: -o {}",
-                free.display()
-            )),
-        })
+    let invalid = |why: String, hint: String| EngineError::Invalid {
+        what: format!("cannot make a checkpoint at {}: {why}", output.display()),
+        hint: Some(hint),
     };
     let name = output.file_name().unwrap_or_default().to_string_lossy();
     if !name.ends_with(SUFFIX) || name.len() == SUFFIX.len() {
-        return refuse(format!("its name must end with {SUFFIX}"));
+        let why = format!("its name must end with {SUFFIX}");
+        let other = free_name(&output);
+        return Err(invalid(why, instead(&other)));
     }
     let parent = output.parent().unwrap_or(Path::new("/"));
     let Ok(parent) = parent.canonicalize() else {
-        return refuse(format!("{} does not exist", parent.display()));
+        let parent = parent.display();
+        let why = format!("{parent} does not exist");
+        return Err(invalid(why, format!("make it with: mkdir -p {parent}")));
     };
     let output = parent.join(output.file_name().unwrap_or_default());
     if output.symlink_metadata().is_ok() {
         return Err(PointError::Taken { path: output }.into());
     }
-    if let Some(checkpoint) = CheckpointDir::around(&output) {
-        return refuse(format!("{} is a checkpoint", checkpoint.display()));
-    }
-    if let Some(why) = in_home(&output, home) {
-        return refuse(why);
-    }
     let store = canonical(store);
-    let inside_store = STORE_PARTS
+    let Some((why, around)) = is_ours(&output, &store, home) else {
+        return Ok(output);
+    };
+    // Beside what it would lie in, or beside what that lies in.
+    let name = output.file_name().unwrap_or_default();
+    let outside = around
+        .ancestors()
+        .skip(1)
+        .map(|above| above.join(name))
+        .find(|other| is_ours(other, &store, home).is_none());
+    let hint = outside.map_or_else(
+        || "choose a place outside of it".to_owned(),
+        |other| match other.symlink_metadata() {
+            Ok(_) => instead(&free_name(&other)),
+            Err(_) => instead(&other),
+        },
+    );
+    Err(invalid(why, hint))
+}
+
+fn instead(other: &Path) -> String {
+    format!("choose another place, for instance: -o {}", other.display())
+}
+
+/// Why no checkpoint may be made at a path: it lies in something that is ours, which is named with its own path.
+fn is_ours(output: &Path, store: &Path, home: &Home) -> Option<(String, PathBuf)> {
+    if let Some(checkpoint) = CheckpointDir::around(output) {
+        return Some((
+            format!("{} is a checkpoint", checkpoint.display()),
+            checkpoint,
+        ));
+    }
+    if let Some(why) = in_home(output, home) {
+        return Some((why, canonical(home.root())));
+    }
+    let inside = |store: &Path| format!("it lies in the store {}", store.display());
+    if STORE_PARTS
         .iter()
-        .any(|part| output.starts_with(store.join(part)));
-    if inside_store {
-        return refuse(format!("it lies in the store {}", store.display()));
+        .any(|part| output.starts_with(store.join(part)))
+    {
+        return Some((inside(store), store.to_owned()));
     }
-    if let Some(other) = store_around(&output) {
-        return refuse(format!("it lies in the store {}", other.display()));
-    }
-    Ok(output)
+    store_around(output).map(|other| (inside(&other), other))
 }
 
 /// Why a path must not be used that lies in the home.
@@ -176,12 +201,33 @@ mod tests {
         }
         let elsewhere = check_output(&at("store/pins/in.checkpoint"), &at("other"), &bed.home);
         assert!(elsewhere.is_err());
-        let error = check("old.checkpoint").unwrap_err();
-        assert!(
-            error.hint().unwrap().ends_with("old-2.checkpoint"),
-            "{:?}",
-            error.hint()
-        );
+    }
+
+    /// The place that a hint names is one where a checkpoint can be made.
+    #[test]
+    fn another_place_is_one_that_will_do() {
+        let bed = bed();
+        let at = |name: &str| bed.directory.path().join(name);
+        let check = |path: &Path| check_output(path, &at("store"), &bed.home);
+        for (bad, good) in [
+            ("old.checkpoint", "old-2.checkpoint"),
+            ("new", "new-2.checkpoint"),
+            ("home/in.checkpoint", "in.checkpoint"),
+            ("home/machines/a/old.checkpoint", "old-2.checkpoint"),
+            ("old.checkpoint/packs/in.checkpoint", "in.checkpoint"),
+            ("store/packs/in.checkpoint", "in.checkpoint"),
+        ] {
+            let hint = check(&at(bad)).unwrap_err().hint().unwrap();
+            let (_, other) = hint.split_once("-o ").expect("a place");
+            let real = bed.directory.path().canonicalize().unwrap();
+            assert!(
+                Path::new(other) == at(good) || Path::new(other) == real.join(good),
+                "{bad}: {hint}"
+            );
+            check(Path::new(other)).unwrap_or_else(|error| panic!("{bad}: {error}"));
+        }
+        let hint = check(&at("missing/new.checkpoint")).unwrap_err().hint();
+        assert!(hint.unwrap().ends_with("missing"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Starting and stopping machines.
 
 use std::os::unix::net::UnixStream;
+use std::process::Child;
 use std::time::Duration;
 
 use super::Engine;
@@ -241,8 +242,7 @@ impl Engine {
         let log = dir.process_log();
         let (socket, child) = match &self.options.process_model {
             ProcessModel::Processes { program } => {
-                let (child, socket) = spawn_supervisor(program, self.home(), name, &log)
-                    .map_err(FileError::at("start", program))?;
+                let (child, socket) = spawn_supervisor(program, self.home(), name, &log)?;
                 (socket, Some(child))
             }
             ProcessModel::Threads => {
@@ -258,6 +258,9 @@ impl Engine {
         };
         let told = tell(&socket).and_then(|()| channel::receive(&socket));
         if let Ok(received) = told {
+            if let Some(child) = child {
+                reap(child);
+            }
             return Ok(received.message);
         }
         // It ended without a word, or waits for one: this tells it that none will come. Its log says more.
@@ -321,5 +324,19 @@ pub(super) fn not_ready(name: MachineName, trouble: Trouble) -> EngineError {
     match trouble {
         Trouble::Silent(reason) => EngineError::AgentSilent { name, reason },
         Trouble::Incomplete(reason) => EngineError::NotSetUp { name, reason },
+    }
+}
+
+/// Waits for the end of a supervisor in the background: a program that goes on would keep it as a zombie.
+fn reap(mut child: Child) {
+    let wait = move || match child.wait() {
+        Ok(status) => tracing::debug!(%status, "a supervisor has ended"),
+        Err(error) => tracing::warn!(%error, "a supervisor is not waited for"),
+    };
+    let spawned = std::thread::Builder::new()
+        .name("reaper".to_owned())
+        .spawn(wait);
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "a supervisor is not waited for");
     }
 }

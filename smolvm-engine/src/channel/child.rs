@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::file_error::FileError;
 use crate::home::Home;
 use crate::machine::open_log;
 use crate::name::MachineName;
@@ -39,7 +40,7 @@ pub(crate) fn spawn_supervisor(
     home: &Home,
     name: &MachineName,
     log: &Path,
-) -> io::Result<(Child, UnixStream)> {
+) -> Result<(Child, UnixStream), FileError> {
     let arguments = [
         OsStr::new(SUPERVISOR),
         home.root().as_os_str(),
@@ -49,7 +50,7 @@ pub(crate) fn spawn_supervisor(
 }
 
 /// Starts a VMM process; commands go over the returned socket.
-pub(crate) fn spawn_vmm(program: &Path, log: &Path) -> io::Result<(Child, UnixStream)> {
+pub(crate) fn spawn_vmm(program: &Path, log: &Path) -> Result<(Child, UnixStream), FileError> {
     spawn(program, [OsStr::new(VMM)], log)
 }
 
@@ -57,16 +58,18 @@ fn spawn<'a>(
     program: &Path,
     arguments: impl IntoIterator<Item = &'a OsStr>,
     log: &Path,
-) -> io::Result<(Child, UnixStream)> {
-    let log = open_log(log)?;
-    let (ours, theirs) = UnixStream::pair()?;
+) -> Result<(Child, UnixStream), FileError> {
+    let output = open_log(log).map_err(FileError::at("open", log))?;
+    let start = || FileError::at("start", program);
+    let (ours, theirs) = UnixStream::pair().map_err(start())?;
     let child = Command::new(program)
         .args(arguments)
         .envs(ALLOCATOR)
         .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .stdout(Stdio::from(log.try_clone()?))
-        .stderr(Stdio::from(log))
+        .stdout(Stdio::from(output.try_clone().map_err(start())?))
+        .stderr(Stdio::from(output))
         .current_dir("/")
-        .spawn()?;
+        .spawn()
+        .map_err(start())?;
     Ok((child, ours))
 }

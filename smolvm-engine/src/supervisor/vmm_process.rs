@@ -16,6 +16,7 @@ use super::agent::AgentDialer;
 use crate::channel::child::spawn_vmm;
 use crate::channel::messages::{StartMachine, ToVmm};
 use crate::channel::{self, ChannelError};
+use crate::file_error::FileError;
 use crate::machine::{MachineDir, MachineFile, RunLock, open_log};
 use crate::point::own_record;
 use snapshot_format::InvalidId;
@@ -26,15 +27,9 @@ const REAP_PAUSE: Duration = Duration::from_millis(2);
 /// Why a VMM could not be started.
 #[derive(Debug, Error)]
 pub(crate) enum SpawnError {
-    /// A file of the machine cannot be opened.
-    #[error("cannot open {}", path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// The host's answer.
-        #[source]
-        source: io::Error,
-    },
+    /// A file of the machine cannot be opened, or the VMM's process not started.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The machine's file names no point.
     #[error("the id of the point to restore is damaged")]
     Id(#[source] InvalidId),
@@ -142,8 +137,7 @@ pub(super) fn start(
 ) -> Result<VmmHandle, SpawnError> {
     let (body, socket) = match host {
         VmmHost::Process { program } => {
-            let (child, socket) =
-                spawn_vmm(program, &dir.process_log()).map_err(SpawnError::Spawn)?;
+            let (child, socket) = spawn_vmm(program, &dir.process_log())?;
             (VmmBody::Process(child), socket)
         }
         VmmHost::Thread { main } => {
@@ -215,10 +209,7 @@ fn open_files(dir: &MachineDir, machine: &MachineFile) -> Result<MachineFiles, S
         boot: [
             open(&dir.kernel(), File::options().read(true))?,
             open(&dir.initramfs(), File::options().read(true))?,
-            open_log(&console).map_err(|source| SpawnError::Open {
-                path: console.clone(),
-                source,
-            })?,
+            open_log(&console).map_err(FileError::at("open", &console))?,
         ],
         base_map: open(
             &dir.disk().join(&machine.disk.base),
@@ -242,8 +233,5 @@ fn open_files(dir: &MachineDir, machine: &MachineFile) -> Result<MachineFiles, S
 }
 
 fn open(path: &Path, options: &std::fs::OpenOptions) -> Result<File, SpawnError> {
-    options.open(path).map_err(|source| SpawnError::Open {
-        path: path.to_owned(),
-        source,
-    })
+    Ok(options.open(path).map_err(FileError::at("open", path))?)
 }
