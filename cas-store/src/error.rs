@@ -175,6 +175,17 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
     },
+    /// The directory is somebody else's, who could not read what is written there.
+    #[error(
+        "{} belongs to the user with id {owner}, who could not read what another saves there",
+        path.display()
+    )]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// Whose it is, as a user id.
+        owner: u32,
+    },
     /// The directory holds something else.
     #[error(
         "{} is not a store and holds other files; give an empty directory, or one that does not exist",

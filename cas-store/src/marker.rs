@@ -64,8 +64,16 @@ pub(crate) fn find_or_create(
 ) -> Result<PathBuf, StoreError> {
     create_durable_dirs(backend, dir)?;
     let dir = resolve(backend, dir)?;
-    if !stat(backend, &dir)?.is_dir() {
+    let found = stat(backend, &dir)?;
+    if !found.is_dir() {
         return Err(StoreError::NotAStore { path: dir });
+    }
+    // What root, or another who may, puts here is for its writer alone: the owner could not read it.
+    if found.owner != backend.user() {
+        return Err(StoreError::Foreign {
+            path: dir,
+            owner: found.owner,
+        });
     }
     if !is_store(backend, &dir)? {
         // Several processes may begin with one store.

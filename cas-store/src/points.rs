@@ -3,12 +3,13 @@
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::PointId;
 use crate::error::StoreError;
 use crate::session::{hex, list, read_small, remove_file, staged_record_name, unhex};
 use crate::store::{Inner, Store};
-use durable_files::{LockGuard, LockMode};
+use durable_files::{LockGuard, LockHeld, LockMode, lock_holders, lock_present_within};
 
 /// Longest record that the store keeps or reads; the same as in the point format.
 pub const MAX_RECORD_BYTES: u64 = 72 << 20;
@@ -21,6 +22,9 @@ const LINE_HEAD: &str = "cas-store point line 1";
 
 /// How often a record is looked for that somebody else replaces meanwhile.
 const MAX_REPLACED: usize = 64;
+
+/// How long a record is waited for that somebody removes.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A point that is being read; see [`Store::use_point`]. It ends with this, or with the process.
 #[derive(Debug)]
@@ -181,7 +185,7 @@ impl Store {
     /// Holds a point that is kept here for as long as it is read: nobody removes it meanwhile. `None` if there is no record.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses; somebody who removes nothing holds it alone.
     pub fn use_point(&self, id: &PointId) -> Result<Option<PointUse>, StoreError> {
         let path = self.record_path(id);
         let find = || StoreError::io("find", &path);
@@ -190,13 +194,12 @@ impl Store {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 stat => stat.map_err(find())?,
             };
-            // Held exclusively for the moment of a removal only.
-            let lock = self
-                .inner
-                .backend()
-                .lock_present(&path, LockMode::Shared, true);
+            // Held exclusively for the moment of a removal only. Whoever may read it can hold it for longer.
+            let files = self.inner.backend();
+            let lock = lock_present_within(files, &path, LockMode::Shared, REMOVAL_PATIENCE);
             let lock = match lock {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Ok(None) => return Err(held(&path)),
                 lock => lock.map_err(StoreError::io("lock", &path))?,
             };
             // It may have been removed, or put again, while it was waited for.
@@ -361,6 +364,13 @@ impl Line {
         }
         Some(line)
     }
+}
+
+/// Somebody holds a record alone, for longer than a removal takes.
+fn held(path: &Path) -> StoreError {
+    let holders = std::fs::File::open(path).map(|file| lock_holders(&file, LockMode::Shared));
+    let holder = holders.unwrap_or_default().into_iter().next();
+    StoreError::io("lock", path)(LockHeld { holder }.into_error())
 }
 
 fn parse_directory(text: &str) -> Option<(u64, u64, PathBuf)> {

@@ -47,8 +47,8 @@ impl Store {
     /// of dead processes left is removed, unless the store is busy; [`Self::leftovers`] says what could not be.
     ///
     /// # Errors
-    /// [`StoreError::NotEmpty`] for a directory of something else: nothing is changed in it. The directory cannot be made,
-    /// read or written.
+    /// [`StoreError::NotEmpty`] for a directory of something else, [`StoreError::Foreign`] for one of somebody else: nothing is changed
+    /// in it. The directory cannot be made, read or written.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, StoreError> {
         Self::open_with(Arc::new(OsBackend), dir)
     }

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use cas_store::{CaptureOptions, Store, StoreError};
+use cas_store::{CaptureOptions, PointId, Store, StoreError};
 use common::chunk;
 
 const SESSION: &str = "0123456789abcdef";
@@ -253,4 +253,57 @@ fn what_cannot_be_removed_keeps_nobody_from_anything() {
     fs::remove_file(at.join("pins/00000000000000cc.lock")).unwrap();
     let store = Store::open(&at).unwrap();
     assert!(store.leftovers().is_empty() && !staged.exists());
+}
+
+#[test]
+fn nothing_is_saved_into_a_store_of_somebody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    drop(Store::open(&path).unwrap());
+    // To root, an ordinary user; to that one, root.
+    let foreign = match fs::metadata(&path).unwrap().uid() {
+        0 => {
+            std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+            path
+        }
+        _ => PathBuf::from("/"),
+    };
+    let before = tree_of_root(&foreign, dir.path());
+    let error = Store::open(&foreign).unwrap_err();
+    assert!(matches!(error, StoreError::Foreign { .. }), "{error}");
+    assert_eq!(tree_of_root(&foreign, dir.path()), before);
+    if foreign.starts_with(dir.path()) {
+        // It can still be read.
+        Store::open_existing(&foreign).unwrap().points().unwrap();
+    }
+}
+
+#[test]
+fn who_keeps_a_record_locked_is_not_waited_for_without_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    let id = PointId([7; 32]);
+    store.put_point(&id, b"record", "line").unwrap();
+    // Whoever may read it may lock it.
+    let reader = fs::File::open(store.record_path(&id)).unwrap();
+    reader.lock().unwrap();
+    let error = store.use_point(&id).unwrap_err();
+    let StoreError::Io { source, .. } = &error else {
+        panic!("{error}");
+    };
+    let held = durable_files::LockHeld::in_error(source).unwrap();
+    if cfg!(target_os = "linux") {
+        let holder = held.holder.as_ref().unwrap();
+        assert_eq!(holder.pid, std::process::id());
+    }
+    drop(reader);
+    assert!(store.use_point(&id).unwrap().is_some());
+}
+
+/// What lies in a store that the test made; of another place nothing is asked.
+fn tree_of_root(store: &Path, ours: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    match store.starts_with(ours) {
+        true => tree(store),
+        false => BTreeMap::new(),
+    }
 }

@@ -43,16 +43,17 @@ pub trait FileBackend: fmt::Debug + Send + Sync {
     /// Makes the names in a directory durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// Takes a lock on a regular file, creating it (0600) if need be. The lock ends with the guard or the process.
-    /// `None` if another holds it and `wait` is false.
+    /// `None` if another holds it and `wait` is false. Who waits gets an error that names the holder if that is a process which is
+    /// stopped ([`crate::LockHeld`]).
     fn lock(&self, path: &Path, mode: LockMode, wait: bool) -> io::Result<Option<LockGuard>>;
-    /// Takes a lock on a regular file that must exist; it is not written to, and need not be writable. `None` as there.
+    /// Takes a lock on a regular file that must exist; it is not written to, and need not be writable. `None` and errors as there.
     fn lock_present(
         &self,
         path: &Path,
         mode: LockMode,
         wait: bool,
     ) -> io::Result<Option<LockGuard>>;
-    /// Takes a lock on a directory, alone. `None` if another holds it and `wait` is false.
+    /// Takes a lock on a directory, alone. `None` and errors as there.
     fn lock_dir(&self, dir: &Path, wait: bool) -> io::Result<Option<LockGuard>>;
     /// The path without links, dots and double slashes. It must exist.
     fn resolve(&self, path: &Path) -> io::Result<PathBuf>;

@@ -14,6 +14,11 @@
 //! Files are opened without following links, and only if they are regular files. Names are removed only in directories that are
 //! no links. [`remove_leftovers`] removes only directories that this user made under a staging name, and that nobody holds.
 //!
+//! # Locks
+//!
+//! A lock is waited for as long as a process that works holds it. One of a process that is stopped (SIGSTOP) may be held for ever, so
+//! that ends in an error which names the process ([`LockHeld`]).
+//!
 //! # Example
 //!
 //! ```
@@ -36,6 +41,7 @@ mod replace;
 mod staging;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod waiting;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,6 +52,10 @@ pub use error::{FileError, PublishError, ReplaceError};
 pub use os::OsBackend;
 pub use replace::{TEMPORARY_PREFIX, read_bounded, replace, write_new};
 pub use staging::{Published, STAGING_MARK, Staging, publish, remove_leftovers, remove_whole};
+pub use waiting::{
+    LockHeld, LockHolder, is_process_stopped, lock_holders, lock_present_within, lock_within,
+    wait_for_lock,
+};
 
 /// 16 hexadecimal digits that nobody else on this host uses by any reasonable chance.
 #[must_use]

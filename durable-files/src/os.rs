@@ -1,16 +1,18 @@
 //! The real file system.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, OFlags, RenameFlags};
 
 use crate::backend::{BackendFile, FileBackend, FileKind, FileStat, LockGuard, LockMode};
+use crate::waiting::{lock_within, wait_for_lock};
 
 /// The files of this host.
 #[derive(Debug, Clone, Copy, Default)]
@@ -194,27 +196,11 @@ impl FileBackend for OsBackend {
 
 fn hold(file: File, mode: LockMode, wait: bool) -> io::Result<Option<LockGuard>> {
     if wait {
-        loop {
-            let locked = match mode {
-                LockMode::Shared => file.lock_shared(),
-                LockMode::Exclusive => file.lock(),
-            };
-            match locked {
-                Ok(()) => return Ok(Some(Box::new(file))),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        wait_for_lock(&file, mode)?;
+    } else if !lock_within(&file, mode, Duration::ZERO)? {
+        return Ok(None);
     }
-    let tried = match mode {
-        LockMode::Shared => file.try_lock_shared(),
-        LockMode::Exclusive => file.try_lock(),
-    };
-    match tried {
-        Ok(()) => Ok(Some(Box::new(file))),
-        Err(TryLockError::WouldBlock) => Ok(None),
-        Err(TryLockError::Error(error)) => Err(error),
-    }
+    Ok(Some(Box::new(file)))
 }
 
 #[derive(Debug)]

@@ -16,6 +16,12 @@
 //! system registers, extended state, MSRs, local APIC, debug registers, events. A pending port or
 //! memory access is finished before ([`vmm_core::hypervisor::Vcpu::finish_pending_exit`]).
 //!
+//! # What it takes of its process
+//!
+//! One signal: the first real-time signal (`SIGRTMIN` and up) that has its default action when the first vCPU is bound gets a handler
+//! that does nothing, for good, and is unblocked on the threads of vCPUs. Signals that the program handles or ignores are left alone; where it uses
+//! all of them, binding a vCPU fails and says so. A program that gives that signal a handler of its own later is called by kicks, too.
+//!
 //! # What is not here
 //!
 //! arm64. Nested state, SMM and machine checks are not part of machine model 1.

@@ -25,18 +25,24 @@ pub enum BackendError {
 /// The backends in the order in which `auto` tries them.
 pub(crate) const PREFERENCE: [Backend; 3] = [Backend::Kvm, Backend::Hvf, Backend::Soft];
 
-/// Asks a backend whether it can run kernels here.
+/// Asks a backend whether it can run kernels here; `Auto`: whether any can, else why the first of them cannot.
 pub fn probe(backend: Backend) -> Result<(), HypervisorError> {
     match backend {
         Backend::Kvm => kvm_backend::probe(),
         Backend::Hvf => hvf_backend::probe(),
         Backend::Soft => soft_backend::probe(),
-        Backend::Auto => PREFERENCE
-            .into_iter()
-            .map(probe)
-            .find(Result::is_ok)
-            .unwrap_or(Ok(())),
+        Backend::Auto => any_usable(PREFERENCE, probe),
     }
+}
+
+/// Asks one backend after the other until one is usable. The first one's reason is that of all.
+fn any_usable<E>(
+    [first, others @ ..]: [Backend; 3],
+    ask: impl Fn(Backend) -> Result<(), E>,
+) -> Result<(), E> {
+    others.into_iter().fold(ask(first), |asked, backend| {
+        asked.or_else(|reason| ask(backend).map_err(|_| reason))
+    })
 }
 
 /// Opens a backend; `Auto` the first that is usable.
@@ -237,5 +243,23 @@ pub(crate) fn check_tsc(guest_khz: u32, host: &X86Capabilities) -> Result<(), Ts
             host_khz,
         }),
         false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_is_usable_exactly_when_a_backend_is() {
+        let among = |usable: &[Backend]| {
+            any_usable(PREFERENCE, |backend| {
+                usable.contains(&backend).then_some(()).ok_or(backend)
+            })
+        };
+        assert_eq!(among(&[]), Err(PREFERENCE[0]));
+        for backend in PREFERENCE {
+            assert_eq!(among(&[backend]), Ok(()));
+        }
     }
 }

@@ -164,7 +164,10 @@ impl<'a> Job<'a> {
         };
         // Serialising a struct of strings and numbers cannot fail but for memory.
         let description = serde_json::to_vec_pretty(&info).map_err(std::io::Error::from);
-        for (file, bytes) in [(MAP, Ok(map.encode())), (DESCRIPTION, description)] {
+        for (file, bytes) in [
+            (MAP, map.encode().map_err(std::io::Error::other)),
+            (DESCRIPTION, description),
+        ] {
             let path = self.stage.path().join(file);
             bytes
                 .and_then(|bytes| fs::write(&path, bytes))

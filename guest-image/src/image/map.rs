@@ -72,7 +72,12 @@ impl ImageMap {
     }
 
     /// The bytes of the map.
-    pub fn encode(&self) -> Vec<u8> {
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Size`] for more than [`MAX_CHUNKS`]: nobody could read it again.
+    pub fn encode(&self) -> Result<Vec<u8>, MapError> {
+        check_count(self.chunks.len() as u64)?;
         let len = HEADER_BYTES + self.chunks.len() * ID_BYTES + SUM_BYTES;
         let mut out = Vec::with_capacity(len);
         out.extend_from_slice(MAGIC);
@@ -84,7 +89,7 @@ impl ImageMap {
         }
         let sum = blake3::hash(&out);
         out.extend_from_slice(sum.as_bytes());
-        out
+        Ok(out)
     }
 
     /// Decodes what [`ImageMap::encode`] made.
@@ -115,7 +120,8 @@ impl ImageMap {
             .len()
             .checked_sub(HEADER_BYTES + SUM_BYTES)
             .ok_or(MapError::Size)?;
-        if count > MAX_CHUNKS || count * ID_BYTES as u64 != body as u64 {
+        check_count(count)?;
+        if count * ID_BYTES as u64 != body as u64 {
             return Err(MapError::Size);
         }
         let (content, sum) = bytes.split_at(HEADER_BYTES + body);
@@ -129,6 +135,14 @@ impl ImageMap {
     }
 }
 
+/// Both sides refuse the same.
+fn check_count(chunks: u64) -> Result<(), MapError> {
+    match chunks <= MAX_CHUNKS {
+        true => Ok(()),
+        false => Err(MapError::Size),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,7 +150,7 @@ mod tests {
     #[test]
     fn round_trips_and_finds_every_flipped_bit() {
         let map = ImageMap::new(vec![ChunkId([1; 32]), ChunkId::ZERO, ChunkId([2; 32])]);
-        let bytes = map.encode();
+        let bytes = map.encode().unwrap();
         assert_eq!(ImageMap::decode(&bytes).unwrap(), map);
         for at in 0..bytes.len() {
             let mut bad = bytes.clone();
@@ -148,8 +162,16 @@ mod tests {
 
     #[test]
     fn refuses_an_absurd_count_without_allocating() {
-        let mut bytes = ImageMap::default().encode();
+        let mut bytes = ImageMap::default().encode().unwrap();
         bytes[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
         assert_eq!(ImageMap::decode(&bytes), Err(MapError::Size));
+    }
+    #[test]
+    fn what_cannot_be_read_again_is_not_written() {
+        let most = usize::try_from(MAX_CHUNKS).unwrap();
+        let mut map = ImageMap::new(vec![ChunkId::ZERO; most + 1]);
+        assert_eq!(map.encode(), Err(MapError::Size));
+        map.chunks.truncate(most);
+        assert_eq!(check_count(map.chunks.len() as u64), Ok(()));
     }
 }

@@ -64,7 +64,11 @@ impl VcpuBinder for KvmVcpuBinder {
 
     fn bind(self: Box<Self>) -> Result<Box<dyn Vcpu>, HypervisorError> {
         let mut vcpu = self.vcpu;
-        vcpu.kicker.bind(&mut vcpu.fd);
+        let bound = vcpu.kicker.bind(&mut vcpu.fd);
+        bound.map_err(|source| HypervisorError::Host {
+            operation: "taking a signal to interrupt the vCPU",
+            source,
+        })?;
         Ok(Box::new(vcpu))
     }
 }

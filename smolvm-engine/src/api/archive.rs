@@ -6,10 +6,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cas_store::{Pin, Store};
 use durable_files::{OsBackend, PublishError, Staging};
 
 use super::create_from::PointSource;
-use super::place::{absolute, check_output};
+use super::place::{check_file, check_output};
 use super::verify::{VerifyLevel, VerifyOptions, VerifySource};
 use crate::api::{DEFAULT_HISTORY, Engine, EngineError};
 use crate::file_error::FileError;
@@ -105,37 +106,22 @@ impl Engine {
         path: &Path,
         progress: &dyn Progress,
     ) -> Result<Archived, EngineError> {
-        let path = absolute(path)?;
-        let taken = || EngineError::from(PointError::Taken { path: path.clone() });
-        if path.symlink_metadata().is_ok() {
-            return Err(taken());
-        }
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let temporary =
-            path.with_file_name(format!(".{name}.part-{}", durable_files::random_name()));
+        let path = check_file(path, self.home())?;
+        let hidden = Hidden::beside(self, &path)?;
+        let temporary = hidden.staging.path().join("archive");
         let file = File::options()
             .create_new(true)
             .write(true)
             .mode(0o600)
             .open(&temporary)
-            .map_err(FileError::at("create", &path))?;
-        let written = self
-            .export(options, &mut &file, progress)
-            .and_then(|archived| {
-                file.sync_all().map_err(FileError::at("sync", &path))?;
-                match durable_files::publish(&OsBackend, &temporary, &path) {
-                    Ok(()) => Ok(archived),
-                    Err(PublishError::Taken) => Err(taken()),
-                    Err(PublishError::File(error) | PublishError::Unknown(error)) => {
-                        Err(error.into())
-                    }
-                }
-            });
-        if written.is_err() {
-            // Best effort: the error to report is the first one. After a rename there is nothing of this name.
-            let _ = fs::remove_file(&temporary);
+            .map_err(FileError::at("create", &temporary))?;
+        let archived = self.export(options, &mut &file, progress)?;
+        file.sync_all().map_err(FileError::at("sync", &path))?;
+        match durable_files::publish(&OsBackend, &temporary, &path) {
+            Ok(()) => Ok(archived),
+            Err(PublishError::Taken) => Err(PointError::Taken { path }.into()),
+            Err(PublishError::File(error) | PublishError::Unknown(error)) => Err(error.into()),
         }
-        written
     }
 
     /// Makes a checkpoint directory of an archive. Every byte is verified before the directory appears, whole and durable.
@@ -150,10 +136,10 @@ impl Engine {
         progress: &dyn Progress,
     ) -> Result<Archived, EngineError> {
         let output = check_output(output, &self.home().store(), self.home())?;
-        let mut staging = Staging::create_beside(Arc::new(OsBackend), &output)?;
-        let archived = self.unpack(from, staging.path(), progress)?;
+        let mut hidden = Hidden::beside(self, &output)?;
+        let archived = self.unpack(from, hidden.staging.path(), progress)?;
         let name = output.file_name().unwrap_or_default().to_string_lossy();
-        match staging.publish_as(&name) {
+        match hidden.staging.publish_as(&name) {
             Ok(_) => Ok(archived),
             Err(PublishError::Taken) => Err(PointError::Taken { path: output }.into()),
             Err(PublishError::File(error) | PublishError::Unknown(error)) => Err(error.into()),
@@ -190,6 +176,28 @@ impl Engine {
             short_id: own.short_id.clone(),
             points: found.points.len(),
             bytes,
+        })
+    }
+}
+
+/// A hidden directory beside a place that the user named. Where this process is killed, the next export or import, or whoever else opens
+/// the default store to write, removes it: that has it noted.
+struct Hidden {
+    // First: it is gone before its note is.
+    staging: Staging,
+    _note: Pin,
+}
+
+impl Hidden {
+    fn beside(engine: &Engine, target: &Path) -> Result<Self, EngineError> {
+        engine.home().ensure()?;
+        // This also removes what killed ones left.
+        let note = Store::open_own(engine.home().store())?.pin([])?;
+        let staging = Staging::create_beside(Arc::new(OsBackend), target)?;
+        note.stage_outside(staging.path())?;
+        Ok(Self {
+            staging,
+            _note: note,
         })
     }
 }

@@ -33,7 +33,7 @@ impl Engine {
     pub fn branch_release(&self, name: &MachineName) -> Result<BranchReleased, EngineError> {
         self.read(name)?;
         let dir = self.dir(name);
-        let _operation = dir.lock_operation()?;
+        let _operation = self.lock_operation(name, &dir)?;
         let not_a_branch = || EngineError::NotABranch { name: name.clone() };
         let place = self.read(name)?.branch.ok_or_else(not_a_branch)?;
         self.require_running(name, "release")?;

@@ -3,10 +3,12 @@
 use std::fs::File;
 use std::time::{Duration, Instant};
 
+use durable_files::LockHolder;
+
 use super::Engine;
 use crate::api::EngineError;
 use crate::channel::control::{Control, ControlReply};
-use crate::machine::{MachineDir, RecordedState};
+use crate::machine::{MachineDir, MachineDirError, RecordedState};
 use crate::name::MachineName;
 
 /// How long a supervisor may take to end a machine once the guest's time is over: it kills a VMM that does not obey.
@@ -101,15 +103,32 @@ impl Engine {
         self.control(name, &Control::Stop { timeout_ms: 0 }).is_ok()
     }
 
+    /// Waits for, then holds, the lock of who changes the machine from outside.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::NoMachine`] where it went meanwhile; who holds the lock is stopped.
+    pub(super) fn lock_operation(
+        &self,
+        name: &MachineName,
+        dir: &MachineDir,
+    ) -> Result<File, EngineError> {
+        dir.lock_operation().map_err(|error| went(name, error))
+    }
+
     /// The lock of who starts, ends or deletes the machine. Another command that holds it and does not come to an end,
-    /// such as a start whose guest never answers, loses its machine.
+    /// such as a start whose guest never answers, loses its machine. One that is stopped while the machine is ready is named instead.
     pub(super) fn lock_to_end(
         &self,
         name: &MachineName,
         dir: &MachineDir,
     ) -> Result<File, EngineError> {
+        let lock = |dir: &MachineDir| {
+            let lock = dir.lock_operation_within(OPERATION_PATIENCE);
+            lock.map_err(|error| went(name, error))
+        };
         loop {
-            if let Some(lock) = dir.lock_operation_within(OPERATION_PATIENCE)? {
+            if let Some(lock) = lock(dir)? {
                 return Ok(lock);
             }
             match self.live_status(name) {
@@ -117,14 +136,15 @@ impl Engine {
                 Some(status) if status.ready || status.ended => {}
                 _ => break,
             }
+            let operator = dir.operator();
+            match &operator {
+                Some(holder) if holder.is_stopped => return Err(operated(name, operator)),
+                Some(holder) => tracing::warn!("waiting for {holder}, which works on {name}"),
+                None => {}
+            }
         }
         self.end(name, dir, Duration::ZERO)?;
-        let lock = dir.lock_operation_within(OPERATION_PATIENCE)?;
-        lock.ok_or_else(|| EngineError::Refused {
-            name: name.clone(),
-            reason: "another command works on it and does not come to an end".to_owned(),
-            hint: None,
-        })
+        lock(dir)?.ok_or_else(|| operated(name, dir.operator()))
     }
 
     /// Ends a machine that runs, and its processes; returns whether the guest had to be forced.
@@ -220,5 +240,26 @@ impl Engine {
             change.visible()?;
         }
         Ok(())
+    }
+}
+
+/// A machine that was deleted or renamed before its lock was ours.
+fn went(name: &MachineName, error: MachineDirError) -> EngineError {
+    match error {
+        MachineDirError::Gone { .. } => EngineError::NoMachine { name: name.clone() },
+        error => error.into(),
+    }
+}
+
+/// Another command holds the machine's operation lock for good.
+fn operated(name: &MachineName, holder: Option<LockHolder>) -> EngineError {
+    let who = holder.as_ref().map(|holder| format!(": {holder}"));
+    EngineError::Refused {
+        name: name.clone(),
+        reason: format!(
+            "another command works on it and does not come to an end{}",
+            who.unwrap_or_default()
+        ),
+        hint: holder.map(|holder| holder.way_out()),
     }
 }

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::api::MachineState;
 use crate::backend::{self, BackendError};
 use crate::channel::ChannelError;
-use crate::error_chain::full_hint;
+use crate::error_chain::host_hint;
 use crate::file_error::FileError;
 use crate::home::HomeError;
 use crate::image::ImageError;
@@ -517,6 +517,9 @@ impl EngineError {
                  smolvm machine checkpoint-delete {point} --store {store} -f",
                 store = store.display()
             )),
+            Self::Store(StoreError::Foreign { .. }) => Some(
+                "choose a store of yours with --store, or work as the user whose store it is".to_owned(),
+            ),
             Self::Invalid { hint, .. } => hint.clone(),
             Self::MachineDir(MachineDirError::Damaged { path, .. }) => {
                 let name = path.parent()?.file_name()?.to_string_lossy();
@@ -560,7 +563,7 @@ impl EngineError {
                 .unwrap_or_else(|| "see what this host can do with: smolvm doctor".to_owned()),
             ),
             Self::Refused { hint, .. } => hint.clone(),
-            error => full_hint(error),
+            error => host_hint(error),
         }
     }
 }

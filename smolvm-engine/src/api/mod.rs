@@ -358,7 +358,7 @@ impl Engine {
         if force {
             return self.lock_to_end(name, dir);
         }
-        Ok(dir.lock_operation()?)
+        self.lock_operation(name, dir)
     }
 
     /// Gives a machine that does not run another name.
@@ -371,7 +371,7 @@ impl Engine {
                 hint: None,
             });
         }
-        let _operation = dir.lock_operation()?;
+        let _operation = self.lock_operation(name, &dir)?;
         self.read(name)?;
         if dir.is_running()? {
             return Err(EngineError::WrongState {

@@ -47,7 +47,7 @@ impl Engine {
     ) -> Result<Paused, EngineError> {
         let dir = self.dir(name);
         self.read(name)?;
-        let _operation = dir.lock_operation()?;
+        let _operation = self.lock_operation(name, &dir)?;
         self.require_running(name, "pause")?;
         let mut phases = Phases::new(progress);
         let reply = self.control_with_progress(name, &Control::Pause, &mut |phase, done, total| {
@@ -92,7 +92,7 @@ impl Engine {
     pub fn resume(&self, name: &MachineName) -> Result<Started, EngineError> {
         let dir = self.dir(name);
         self.read(name)?;
-        let _operation = dir.lock_operation()?;
+        let _operation = self.lock_operation(name, &dir)?;
         let file = self.read(name)?;
         let is_paused = matches!(file.state, RecordedState::Paused { .. });
         if !is_paused && !dir.is_running()? {

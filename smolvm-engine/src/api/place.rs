@@ -119,6 +119,39 @@ fn is_ours(output: &Path, store: &Path, home: &Home) -> Option<(String, PathBuf)
     store_around(output).map(|other| (inside(&other), other))
 }
 
+/// Checks where a file may be made that is no part of anything of ours; returns the absolute path.
+pub(super) fn check_file(path: &Path, home: &Home) -> Result<PathBuf, EngineError> {
+    let path = absolute(path)?;
+    let refuse = |why: String| {
+        Err(EngineError::Invalid {
+            what: format!("cannot write {}: {why}", path.display()),
+            hint: Some("choose another place with -o".to_owned()),
+        })
+    };
+    let Some(name) = path.file_name() else {
+        return refuse("it has no name".to_owned());
+    };
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let Ok(parent) = parent.canonicalize() else {
+        return refuse(format!("{} does not exist", parent.display()));
+    };
+    let real = parent.join(name);
+    if real.symlink_metadata().is_ok() {
+        return Err(PointError::Taken { path: real }.into());
+    }
+    if let Some(why) = in_home(&real, home) {
+        return refuse(why);
+    }
+    if let Some(checkpoint) = CheckpointDir::around(&real) {
+        return refuse(format!("{} is a checkpoint", checkpoint.display()));
+    }
+    let beside = is_store(&OsBackend, &parent).unwrap_or(false);
+    if let Some(store) = beside.then_some(parent).or_else(|| store_around(&real)) {
+        return refuse(format!("it lies in the store {}", store.display()));
+    }
+    Ok(real)
+}
+
 /// Why a path must not be used that lies in the home.
 pub(super) fn in_home(path: &Path, home: &Home) -> Option<String> {
     let root = canonical(home.root());
@@ -228,6 +261,32 @@ mod tests {
         }
         let hint = check(&at("missing/new.checkpoint")).unwrap_err().hint();
         assert!(hint.unwrap().ends_with("missing"));
+    }
+
+    #[test]
+    fn places_for_files_are_checked() {
+        let bed = bed();
+        let at = |name: &str| bed.directory.path().join(name);
+        fs::create_dir(at("store/mine")).unwrap();
+        for good in ["x.tar", "store/mine/x.tar"] {
+            check_file(&at(good), &bed.home).unwrap();
+        }
+        for bad in [
+            "home/x.tar",
+            "home/machines/a/x.tar",
+            "home/images/x.tar",
+            "home/store/x.tar",
+            "link/x.tar",
+            "store/x.tar",
+            "store/packs/x.tar",
+            "old.checkpoint/x.tar",
+            "old.checkpoint/packs/x.tar",
+            "old.checkpoint",
+            "missing/x.tar",
+            "link",
+        ] {
+            assert!(check_file(&at(bad), &bed.home).is_err(), "{bad}");
+        }
     }
 
     #[test]

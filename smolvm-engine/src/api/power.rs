@@ -87,7 +87,7 @@ impl Engine {
         self.remove_cut_off()?;
         let dir = self.dir(name);
         self.read(name)?;
-        let _operation = dir.lock_operation()?;
+        let _operation = self.lock_operation(name, &dir)?;
         self.start_locked(name, &dir, options)
     }
 

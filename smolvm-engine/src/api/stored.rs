@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use cas_store::{PackSet, PointId, Store};
-use durable_files::{FileBackend, LockGuard, LockMode, OsBackend};
+use durable_files::{LockGuard, LockMode, OsBackend, lock_present_within};
 use snapshot_format::Point;
 
 use super::error::EngineError;
@@ -13,6 +14,9 @@ use crate::api::DEFAULT_HISTORY;
 use crate::error_chain::chain;
 use crate::point::{CheckpointDir, Generation, History, PointError, StoreLog, read_point};
 use crate::restore::FoundPoint;
+
+/// How long a record is waited for that somebody has locked: who deletes a point needs a moment.
+const RECORD_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The point of a store with this id, or whose id begins so, and its parents as far as they are there.
 pub(super) fn find_in_store(path: &Path, asked: &str) -> Result<FoundPoint, EngineError> {
@@ -85,8 +89,14 @@ fn follow(
 pub(super) fn find_in_directory(path: &Path) -> Result<FoundPoint, PointError> {
     let dir = CheckpointDir::new(path);
     let record = dir.record();
-    let lock = match OsBackend.lock_present(&record, LockMode::Shared, true) {
-        Ok(lock) => lock,
+    // Who deletes it holds it for a moment. Others who may read it can hold it as long as they like.
+    let lock = lock_present_within(&OsBackend, &record, LockMode::Shared, RECORD_PATIENCE);
+    let lock = match lock {
+        Ok(Some(lock)) => Some(lock),
+        Ok(None) => {
+            tracing::warn!(path = %record.display(), "somebody has locked a checkpoint: it is read all the same, and may be deleted meanwhile");
+            None
+        }
         // Why there is none is told where it is read.
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
@@ -100,4 +110,23 @@ pub(super) fn find_in_directory(path: &Path) -> Result<FoundPoint, PointError> {
         packs,
         lock.into_iter().collect(),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_that_somebody_keeps_locked_is_read_all_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.checkpoint");
+        let dir = CheckpointDir::new(&path);
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(dir.record(), b"no record").unwrap();
+        let other = std::fs::File::open(dir.record()).unwrap();
+        other.lock().unwrap();
+        // It is read, and found to be none.
+        let error = find_in_directory(&path).err().unwrap();
+        assert!(!matches!(error, PointError::Io(_)), "{error}");
+    }
 }

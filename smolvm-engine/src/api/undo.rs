@@ -101,7 +101,7 @@ impl Engine {
         let begin = Instant::now();
         let dir = self.dir(name);
         self.read(name)?;
-        let _operation = dir.lock_operation()?;
+        let _operation = self.lock_operation(name, &dir)?;
         let file = self.read(name)?;
         let target = self.undo_target(name, &file, options.to.as_deref())?;
         let point = target.point();

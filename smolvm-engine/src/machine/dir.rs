@@ -1,9 +1,10 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use durable_files::{LockHolder, LockMode, lock_holders, lock_within, wait_for_lock};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use thiserror::Error;
@@ -19,6 +20,13 @@ pub(super) const MAX_FILE_BYTES: u64 = 4 << 20;
 const OWNER_LOCK: &str = "owner.lock";
 /// Pause between two looks at a lock that somebody holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
+
+/// Held while `machine.json` is changed.
+const FILE_LOCK: &str = "file.lock";
+/// Held while the machine is changed from outside.
+const OPERATION_LOCK: &str = "operation.lock";
+/// Held while the machine runs.
+const RUN_LOCK: &str = "run.lock";
 
 /// What the names of files begin with that are written to replace others.
 pub(crate) const TEMPORARY_PREFIX: &str = ".new-";
@@ -168,44 +176,72 @@ impl MachineDir {
 
     /// Waits for, then holds, the lock under which `machine.json` is changed: for the time of one change.
     pub(super) fn lock_file(&self) -> Result<File, MachineDirError> {
-        let (file, path) = self.open_lock("file.lock")?;
-        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
-            .map_err(FileError::at("lock", &path))?;
-        Ok(file)
+        self.lock(FILE_LOCK)
     }
 
     /// Waits for, then holds, the lock under which the machine is changed from outside: start, stop,
     /// delete, rename. Released when the file is dropped.
+    ///
+    /// # Errors
+    /// [`MachineDirError::Gone`] where the machine was deleted or renamed meanwhile; who holds the lock is stopped.
     pub(crate) fn lock_operation(&self) -> Result<File, MachineDirError> {
-        let (file, path) = self.open_lock("operation.lock")?;
-        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
-            .map_err(FileError::at("lock", &path))?;
-        Ok(file)
+        self.lock(OPERATION_LOCK)
     }
 
-    /// As [`Self::lock_operation`]; `None` when somebody else has it for longer than `patience`.
+    /// As [`Self::lock_operation`]; `None` when somebody else has it for longer than `patience`, whatever he does.
     pub(crate) fn lock_operation_within(
         &self,
         patience: Duration,
     ) -> Result<Option<File>, MachineDirError> {
-        let (file, path) = self.open_lock("operation.lock")?;
-        let deadline = Instant::now() + patience;
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Some(file)),
-                Err(Errno::WOULDBLOCK) if Instant::now() >= deadline => return Ok(None),
-                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_PAUSE),
-                Err(error) => return Err(FileError::at("lock", &path)(error).into()),
-            }
-        }
+        self.lock_with(OPERATION_LOCK, |file| {
+            lock_within(file, LockMode::Exclusive, patience)
+        })
+    }
+
+    /// Who holds the operation lock, as far as this host tells.
+    pub(crate) fn operator(&self) -> Option<LockHolder> {
+        let file = File::open(self.path.join(OPERATION_LOCK)).ok()?;
+        let holders = lock_holders(&file, LockMode::Exclusive);
+        holders.into_iter().next()
     }
 
     /// Takes the lock that says that the machine runs, to run it. Waits for readers that look at it.
     pub(crate) fn lock_running(&self) -> Result<RunLock, MachineDirError> {
-        let (file, path) = self.open_lock("run.lock")?;
-        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
-            .map_err(FileError::at("lock", &path))?;
+        let file = self.lock(RUN_LOCK)?;
         Ok(RunLock { file })
+    }
+
+    /// Waits for one of the machine's locks, then holds it.
+    fn lock(&self, name: &str) -> Result<File, MachineDirError> {
+        let locked = self.lock_with(name, |file| {
+            wait_for_lock(file, LockMode::Exclusive).map(|()| true)
+        });
+        locked.map(|file| file.expect("waiting ends with the lock"))
+    }
+
+    /// One of the machine's locks, once `take` has it. A machine that is deleted or renamed takes its locks with it: who waited for one of
+    /// them has none of the machine that has the name by then, and waits for that.
+    fn lock_with(
+        &self,
+        name: &str,
+        take: impl Fn(&File) -> io::Result<bool>,
+    ) -> Result<Option<File>, MachineDirError> {
+        loop {
+            let (file, path) = self.open_lock(name)?;
+            if !take(&file).map_err(FileError::at("lock", &path))? {
+                return Ok(None);
+            }
+            let own = file.metadata().map_err(FileError::at("look at", &path))?;
+            match std::fs::metadata(&path) {
+                Ok(there) if (there.dev(), there.ino()) == (own.dev(), own.ino()) => {
+                    return Ok(Some(file));
+                }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(FileError::at("look at", &path)(error).into());
+                }
+                _ => {}
+            }
+        }
     }
 
     /// Waits until nobody holds the run lock; false after `patience`.
@@ -222,20 +258,17 @@ impl MachineDir {
 
     /// The file whose lock says that the machine runs. Only who holds the lock has it open for writing.
     pub(super) fn run_lock_path(&self) -> PathBuf {
-        self.path.join("run.lock")
+        self.path.join(RUN_LOCK)
     }
 
     /// Whether somebody holds the run lock. Changes nothing.
     pub(crate) fn is_running(&self) -> Result<bool, MachineDirError> {
-        self.is_locked("run.lock")
+        self.is_locked(RUN_LOCK)
     }
 
     /// Makes the machine, which nobody knows yet, that of whoever holds the lock: it ends with them.
     pub(crate) fn lock_owner(&self) -> Result<File, MachineDirError> {
-        let (file, path) = self.open_lock(OWNER_LOCK)?;
-        retry_interrupted(|| flock(&file, FlockOperation::LockExclusive))
-            .map_err(FileError::at("lock", &path))?;
-        Ok(file)
+        self.lock(OWNER_LOCK)
     }
 
     /// Whether the process is there that the machine was made for. Changes nothing.
@@ -243,18 +276,21 @@ impl MachineDir {
         self.is_locked(OWNER_LOCK)
     }
 
-    /// Waits until the process is gone that the machine was made for.
+    /// Waits until the process is gone that the machine was made for. One that is stopped is not gone.
     pub(crate) fn wait_for_owner(&self) -> Result<(), MachineDirError> {
         let path = self.path.join(OWNER_LOCK);
         let file = File::open(&path).map_err(FileError::at("open", &path))?;
-        retry_interrupted(|| flock(&file, FlockOperation::LockShared))
-            .map_err(FileError::at("lock", &path))?;
-        Ok(())
+        loop {
+            match flock(&file, FlockOperation::LockShared) {
+                Err(Errno::INTR) => {}
+                locked => return Ok(locked.map_err(FileError::at("lock", &path))?),
+            }
+        }
     }
 
     /// Whether somebody starts, stops or otherwise changes the machine from outside. Changes nothing.
     pub(crate) fn is_operated(&self) -> Result<bool, MachineDirError> {
-        self.is_locked("operation.lock")
+        self.is_locked(OPERATION_LOCK)
     }
 
     fn is_locked(&self, name: &str) -> Result<bool, MachineDirError> {
@@ -278,17 +314,14 @@ impl MachineDir {
             .truncate(false)
             .write(true)
             .mode(0o600)
-            .open(&path)
-            .map_err(FileError::at("open", &path))?;
-        Ok((file, path))
-    }
-}
-
-fn retry_interrupted(mut call: impl FnMut() -> Result<(), Errno>) -> io::Result<()> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            result => return Ok(result?),
+            .open(&path);
+        match file {
+            Ok(file) => Ok((file, path)),
+            // The directory is not there any more.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(MachineDirError::Gone {
+                path: self.file_path(),
+            }),
+            Err(error) => Err(FileError::at("open", &path)(error).into()),
         }
     }
 }
@@ -365,5 +398,43 @@ mod tests {
             machine.read(),
             Err(MachineDirError::Damaged { .. })
         ));
+    }
+    #[test]
+    fn the_lock_of_a_machine_that_is_gone_is_not_its_successors() {
+        let directory = tempfile::tempdir().unwrap();
+        let machine = MachineDir::new(directory.path().join("a"));
+        std::fs::create_dir(machine.path()).unwrap();
+        let first = machine.lock_operation().unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| machine.lock_operation());
+            // It waits for the first one's lock before that goes.
+            while lock_waiters(&first) == 0 {
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            std::fs::rename(machine.path(), directory.path().join("deleted")).unwrap();
+            std::fs::create_dir(machine.path()).unwrap();
+            let second = machine.lock_operation().unwrap();
+            drop(first);
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(!waits.is_finished(), "it has a lock beside the successor's");
+            drop(second);
+            waits.join().unwrap().unwrap();
+        });
+        std::fs::remove_dir_all(machine.path()).unwrap();
+        assert!(matches!(
+            machine.lock_operation(),
+            Err(MachineDirError::Gone { .. })
+        ));
+    }
+
+    /// How many others have the file of a lock open.
+    fn lock_waiters(lock: &File) -> usize {
+        let own = lock.metadata().unwrap();
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let same = |entry: &std::fs::DirEntry| {
+            let meta = std::fs::metadata(entry.path());
+            meta.is_ok_and(|meta| (meta.dev(), meta.ino()) == (own.dev(), own.ino()))
+        };
+        open.filter(same).count() - 1
     }
 }

@@ -5,7 +5,8 @@
 //! uses: the cache may be removed at any time. What cannot be used is removed, and made again by the next boot.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -240,8 +241,7 @@ impl BootedPoint {
         };
         let placed = self.fill(dir, &mut start.packs).and_then(|()| {
             let path = dir.disk().join(&base);
-            fs::write(&path, BaseMap::of_point(disk).encode())
-                .map_err(FileError::at("write", &path))?;
+            write_private(&path, &BaseMap::of_point(disk).encode())?;
             create_overlay(&dir.disk().join(&layer), disk.size_bytes)?;
             Ok(())
         });
@@ -274,6 +274,16 @@ impl BootedPoint {
             &dir.records().join(record),
         )?)
     }
+}
+
+/// Writes a file of the machine's, which is for its user alone whatever the umask.
+fn write_private(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let mut options = File::options();
+    options.create(true).truncate(true).write(true).mode(0o600);
+    let written = options
+        .open(path)
+        .and_then(|mut file| file.write_all(bytes));
+    written.map_err(FileError::at("write", path))
 }
 
 /// Makes durable what [`BootedPoint::place`] has put into the directory of the machine that it has made.
@@ -428,5 +438,17 @@ mod tests {
         cache.tidy();
         assert!(!dead.exists());
         assert!(alive.path().exists());
+    }
+    #[test]
+    fn what_is_written_is_for_its_user_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("base-1.map");
+        write_private(&path, b"a map").unwrap();
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
+        assert_eq!(
+            (mode & 0o777, fs::read(&path).unwrap()),
+            (0o600, b"a map".to_vec())
+        );
     }
 }

@@ -26,7 +26,7 @@ use crate::channel::branch::{Alone, Begin, StartAsChild};
 use crate::channel::control::StartReport;
 use crate::channel::messages::{ConsoleNote, EndReason, FromVmm, StartMachine};
 use crate::channel::{self, ChannelError, control_socket};
-use crate::error_chain::{chain, full_hint};
+use crate::error_chain::{chain, host_hint};
 use crate::home::Home;
 use crate::machine::{
     Backend, BootedStart, MachineDir, MachineDirError, MachineFile, RecordedState, RunLock,
@@ -103,7 +103,7 @@ pub(crate) fn run(home: &Home, name: &MachineName, host: &VmmHost, starter: Unix
     let dir = MachineDir::new(home.machine(name));
     let failed = |error: &StartError| StartReport::Failed {
         message: chain(error),
-        hint: full_hint(error).or_else(|| match error {
+        hint: host_hint(error).or_else(|| match error {
             StartError::Damaged(_) => Some(DAMAGE_HINT.to_owned()),
             _ => None,
         }),

@@ -16,7 +16,7 @@ use crate::backend;
 use crate::channel::control::{Control, ControlReply, LiveStatus};
 use crate::channel::messages::ToVmm;
 use crate::channel::{self, ChannelError};
-use crate::error_chain::{chain, full_hint};
+use crate::error_chain::{chain, host_hint};
 
 /// How long the agent may take to begin a power-off.
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(3);
@@ -151,7 +151,7 @@ fn answer(connection: &UnixStream, shared: &Arc<Shared>) {
                 }
                 Err(error) => {
                     let message = chain(&error);
-                    let hint = full_hint(&error);
+                    let hint = host_hint(&error);
                     reply(connection, &ControlReply::Failed { message, hint }, &[]);
                 }
             }

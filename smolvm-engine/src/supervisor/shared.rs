@@ -364,12 +364,8 @@ impl Shared {
 
     /// Whether a signal has stopped the VMM's process: it says nothing until another one lets it go on.
     pub(super) fn is_vmm_stopped(&self) -> bool {
-        if self.vmm_pid == 0 {
-            return false;
-        }
         // It is a child that is not collected yet: its id is its own.
-        let stat = std::fs::read(format!("/proc/{}/stat", self.vmm_pid));
-        stat.is_ok_and(|stat| is_stopped(&stat))
+        self.vmm_pid != 0 && durable_files::is_process_stopped(self.vmm_pid)
     }
 
     /// Notes that an undo waits: a save that has not reached its moment makes room.
@@ -390,28 +386,5 @@ impl Shared {
             live.verdict.get_or_insert(verdict);
         });
         self.quit_vmm();
-    }
-}
-
-/// Whether `/proc/PID/stat` tells of a process that a signal or a debugger has stopped. Its name, in parentheses, may hold
-/// anything.
-fn is_stopped(stat: &[u8]) -> bool {
-    let name_ends = stat.iter().rposition(|&byte| byte == b')');
-    let state = name_ends.and_then(|end| stat.get(end + 2));
-    matches!(state, Some(b'T' | b't'))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn stopped_processes_are_told_from_others_whatever_their_name() {
-        assert!(is_stopped(b"42 (smolvm) T 1 42 42 0 -1"));
-        assert!(is_stopped(b"42 (a) R (b) t 1 42"));
-        assert!(!is_stopped(b"42 (x) T) S 1 42"));
-        for cut in [&b""[..], b"42", b"42 (smolvm)", b"42 (smolvm) "] {
-            assert!(!is_stopped(cut));
-        }
     }
 }

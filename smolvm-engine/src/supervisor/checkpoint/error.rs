@@ -5,7 +5,7 @@ use thiserror::Error;
 use vmm_core::ram::SharedRamError;
 
 use crate::channel::ChannelError;
-use crate::error_chain::full_hint;
+use crate::error_chain::{full_hint, held_hint};
 use crate::file_error::FileError;
 use crate::machine::{BaseMapError, MachineDirError, is_damage};
 use crate::point::PointError;
@@ -91,8 +91,11 @@ impl CheckpointError {
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::VmmStopped { pid } => Some(format!("let it go on with: kill -CONT {pid}")),
-            error => full_hint(error).map(|hint| {
-                format!("{hint}, or choose another with --store and -o; the machine runs on")
+            error => held_hint(error).or_else(|| {
+                let hint = full_hint(error)?;
+                Some(format!(
+                    "{hint}, or choose another with --store and -o; the machine runs on"
+                ))
             }),
         }
     }
