@@ -142,7 +142,11 @@ impl Store {
         ids.sort_unstable();
         ids.dedup();
         let entry = |id: PointId| {
-            let line = self.read_line(&id)?;
+            // One that cannot be read hides no other, and is as one that is malformed.
+            let line = self.read_line(&id).unwrap_or_else(|error| {
+                tracing::warn!(point = %id, %error, "the line of a point cannot be read");
+                Line::default()
+            });
             let has_record = records.contains(&id);
             let directory = line.directory.map(|found| self.inner.directory(found));
             Ok(PointEntry {

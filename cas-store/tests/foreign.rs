@@ -279,6 +279,22 @@ fn nothing_is_saved_into_a_store_of_somebody_else() {
 }
 
 #[test]
+fn a_line_that_cannot_be_read_hides_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    let (one, other) = (PointId([1; 32]), PointId([2; 32]));
+    for id in [&one, &other] {
+        store.put_point(id, b"record", "line").unwrap();
+    }
+    let line = dir.path().join(format!("store/lineage/{one}.line"));
+    fs::remove_file(&line).unwrap();
+    fs::create_dir(&line).unwrap();
+    let points = store.points().unwrap();
+    let found: Vec<_> = points.iter().map(|p| (p.id, p.meta.as_str())).collect();
+    assert_eq!(found, [(one, ""), (other, "line")]);
+}
+
+#[test]
 fn who_keeps_a_record_locked_is_not_waited_for_without_end() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path().join("store")).unwrap();

@@ -61,7 +61,7 @@ pub use api::{
     AgentConnection, Archived, BranchChild, BranchOptions, BranchReleased, Branched, Checkpoint,
     CheckpointOptions, CreateFromOptions, CreateOptions, DEFAULT_HISTORY, DeterministicError,
     DeterministicMachine, DiffSummary, DiskBytes, DiskUsage, Engine, EngineError, EngineOptions,
-    ErrorCode, ExecOptions, ExecOutput, ExecSession, ExecWriter, ExportOptions, Family,
+    ErrorCode, ExecOptions, ExecOutput, ExecSession, ExecWriter, ExportOptions, Family, HostFull,
     JudgedPoint, KeptState, LastAutosave, LeftState, LogEntry, LogPart, MAX_BRANCH_CHILDREN,
     MachineDigest, MachineInfo, MachineState, Paused, PointCopy, PointName, PointSource, Problem,
     PruneOptions, Pruned, READY_TIMEOUT, RepairSource, Repaired, Saving, StartOptions, Started,

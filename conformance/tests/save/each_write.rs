@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use rustix::mount::{MountFlags, UnmountFlags};
 use smolvm_engine::MachineState;
 
-use crate::bed::{Bed, Saved, long, names};
+use crate::bed::{Bed, Saved, long, machine, names};
 use crate::full_disk::in_a_namespace;
 use crate::phases::{check_machine, check_store};
 
@@ -308,6 +308,8 @@ fn a_full_home_is_an_error_of_input_and_output_in_the_guest() {
     bed.sh("source", same);
     let complaints = bed.sh("source", "dmesg");
     assert!(complaints.contains("I/O error"), "the kernel was not told");
+    let info = bed.engine.machine(&machine("source")).expect("status");
+    assert!(info.host_full.is_some_and(|full| full.failed_writes > 0));
     small.leave(Room::Enough);
     // What was durable before is there after a cold start.
     let stop = bed.run(["machine", "stop", "--name", "source"]);

@@ -62,6 +62,10 @@ pub(crate) fn object_of(machine: &MachineInfo) -> Value {
         "paused": machine.paused_unix.map(format_utc),
         "started": machine.started_unix.map(format_utc),
         "out_of_memory": machine.out_of_memory,
+        "host_full": machine.host_full.map(|full| json!({
+            "failed_writes": full.failed_writes,
+            "last": format_utc(full.last_unix),
+        })),
         "left": machine.left.as_ref().map(|left| json!({
             "id": left.id,
             "state": left.saving.word(),

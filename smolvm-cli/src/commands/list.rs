@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use smolvm_engine::{Engine, LeftState, MachineInfo, MachineState, format_utc};
+use smolvm_engine::{Engine, HostFull, LeftState, MachineInfo, MachineState, format_utc};
 
 use super::describe;
 use crate::args::{ListArgs, Named};
@@ -184,6 +184,7 @@ fn lines(machine: &MachineInfo) -> Vec<(&'static str, String)> {
         ("undone", machine.left.as_ref().map(undone)),
         ("autosave", autosave(machine)),
         ("no memory", machine.out_of_memory.clone()),
+        ("host full", machine.host_full.map(host_full)),
         ("directory", spec.working_directory.clone()),
     ];
     lines.extend(
@@ -199,4 +200,13 @@ fn lines(machine: &MachineInfo) -> Vec<(&'static str, String)> {
     lines.extend(pairs("label", &spec.labels));
     lines.extend(pairs("variable", &spec.environment));
     lines
+}
+
+/// What a full file system of the host took from a guest.
+fn host_full(full: HostFull) -> String {
+    format!(
+        "{} writes of its disk failed, the last at {}: make room where SMOLVM_HOME lies",
+        full.failed_writes,
+        format_utc(full.last_unix)
+    )
 }

@@ -65,6 +65,41 @@ m start > /dev/null
 [ "$(inside 'cat /root/disk')" = kept ] || fail "the disk was not synced"
 m checkpoint --store ./store -o ./x.checkpoint > /dev/null || fail "it cannot be saved after that"
 
+echo "the other signals that end a supervisor, while it saves and while it does not"
+for signal in INT HUP; do
+    m checkpoint --store ./store > saved 2>&1 &
+    saving=$!
+    sleep 0.3
+    kill -$signal "$(supervisor "$name")"
+    code=0
+    wait $saving || code=$?
+    until_so is "$name" stopped
+    until_so gone
+    [ $code != 0 ] || "$smolvm" machine checkpoint-verify --store ./store > /dev/null || fail "$signal: what was said to be saved is not"
+    m start > /dev/null
+    inside "echo $signal > /root/by-signal"
+    kill -$signal "$(supervisor "$name")"
+    until_so is "$name" stopped
+    until_so gone
+    m start > /dev/null
+    [ "$(inside 'cat /root/by-signal')" = $signal ] || fail "$signal: the disk was not synced"
+done
+
+echo "a supervisor that is stopped"
+kill -STOP "$(supervisor "$name")"
+until_so sh -c "grep -q '^State:.T' /proc/$(supervisor "$name")/status"
+"$smolvm" machine ls > out || fail "ls beside a stopped supervisor"
+grep "$name" out | grep -q running || fail "what ls says: $(cat out)"
+m status --json > out || fail "status of a stopped supervisor"
+grep -q '"ready":false' out || fail "what status says: $(cat out)"
+kill -CONT "$(supervisor "$name")"
+inside true || fail "it does not go on"
+
+echo "a cold start of a machine that runs"
+m start --cold > out 2> err && fail "not refused: $(cat out)"
+grep -q "smolvm machine stop --name $name" err || fail "no way out: $(cat err)"
+is "$name" running || fail "it was ended"
+
 echo "a guest that ends while it starts"
 m stop > /dev/null
 m start > out 2>&1 &

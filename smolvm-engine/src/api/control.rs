@@ -24,7 +24,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// How long a supervisor may take to answer a short request.
 const CONTROL_PATIENCE: Duration = Duration::from_secs(20);
 /// How long it may take to say how the machine is, its own question to the agent included.
-const STATUS_PATIENCE: Duration = Duration::from_millis(2500);
+pub(super) const STATUS_PATIENCE: Duration = Duration::from_millis(2500);
 
 /// A connection to a machine's agent.
 pub type AgentConnection = Connection<TimedStream, TimedStream>;
@@ -173,12 +173,19 @@ impl Engine {
             name: name.clone(),
             source,
         };
+        let until = patience.and_then(|patience| Instant::now().checked_add(patience));
         let connect_patience = patience.unwrap_or(CONTROL_PATIENCE).min(CONTROL_PATIENCE);
         let socket = control_socket::connect(&self.dir(name).control_socket(), connect_patience)
-            .and_then(|socket| socket.set_read_timeout(patience).map(|()| socket))
             .map_err(|error| failed(ChannelError::Io(error)))?;
         channel::send(&socket, request, &[]).map_err(failed)?;
         loop {
+            if let Some(until) = until {
+                // Connecting and whatever came before are part of that time. No time at all would be no limit.
+                let left = until.saturating_duration_since(Instant::now());
+                let left = left.max(Duration::from_millis(1));
+                let limited = socket.set_read_timeout(Some(left));
+                limited.map_err(|error| failed(ChannelError::Io(error)))?;
+            }
             let received = channel::receive::<ControlReply>(&socket).map_err(failed)?;
             match received.message {
                 ControlReply::Progress {
@@ -198,7 +205,18 @@ impl Engine {
 
     /// As [`Self::live_status`]; `ping`: the supervisor asks the agent, too.
     pub(super) fn ask_status(&self, name: &MachineName, ping: bool) -> Option<LiveStatus> {
-        match self.control_within(name, &Control::Status { ping }, STATUS_PATIENCE) {
+        self.ask_status_until(name, ping, Instant::now() + STATUS_PATIENCE)
+    }
+
+    /// As [`Self::ask_status`], up to a moment.
+    pub(super) fn ask_status_until(
+        &self,
+        name: &MachineName,
+        ping: bool,
+        until: Instant,
+    ) -> Option<LiveStatus> {
+        let patience = until.saturating_duration_since(Instant::now());
+        match self.control_within(name, &Control::Status { ping }, patience) {
             Ok((ControlReply::Status(status), _)) => Some(status),
             // It starts, or ends right now, or is stopped.
             _ => None,

@@ -456,6 +456,11 @@ impl EngineError {
                 "stop it with: smolvm machine stop --name {name}, or delete it with -f"
             )),
             Self::WrongState {
+                operation: "cold-start",
+                name,
+                ..
+            } => Some(format!("stop it first: smolvm machine stop --name {name}")),
+            Self::WrongState {
                 operation: "rename",
                 name,
                 ..

@@ -87,12 +87,24 @@ pub struct MachineInfo {
     pub ready: bool,
     /// The guest's kernel killed a process for lack of memory.
     pub out_of_memory: Option<String>,
+    /// Writes of the guest that failed since it was started, because the host's file system was full.
+    pub host_full: Option<HostFull>,
     /// The state that the last undo left, since the machine was started.
     pub left: Option<LeftState>,
     /// When it is saved without being asked.
     pub autosave: Option<AutosaveSchedule>,
     /// The last such save since the machine was started.
     pub last_autosave: Option<LastAutosave>,
+}
+
+/// A guest's writes that did not fit onto the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostFull {
+    /// How many failed.
+    pub failed_writes: u64,
+    /// When the last of them failed, in seconds since 1970.
+    pub last_unix: u64,
 }
 
 /// A state that an undo left: is it saved?
@@ -175,6 +187,13 @@ pub(super) fn describe(file: MachineFile, running: bool, live: Option<LiveStatus
         started_unix: live.as_ref().map(|live| live.started_unix),
         ready: live.as_ref().is_some_and(|live| live.answers),
         out_of_memory: live.as_ref().and_then(|live| live.out_of_memory.clone()),
+        host_full: live
+            .as_ref()
+            .and_then(|live| live.full)
+            .map(|(failed_writes, last_unix)| HostFull {
+                failed_writes,
+                last_unix,
+            }),
         autosave: file.autosave,
         last_autosave: live
             .as_ref()

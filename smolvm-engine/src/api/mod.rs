@@ -34,10 +34,12 @@ mod verify;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
 
 use durable_files::OsBackend;
 
+use self::control::STATUS_PATIENCE;
 use self::info::describe;
 use self::process::ProcessModel;
 use crate::file_error::FileError;
@@ -60,7 +62,7 @@ pub use self::deterministic::{
 pub use self::end::{StopOptions, Stopped};
 pub use self::error::{EngineError, ErrorCode};
 pub use self::exec::{ExecOptions, ExecSession, ExecWriter};
-pub use self::info::{LeftState, MachineInfo, MachineState, Saving};
+pub use self::info::{HostFull, LeftState, MachineInfo, MachineState, Saving};
 pub use self::look::{DiffSummary, PointCopy, PointName};
 pub use self::pause::Paused;
 pub use self::power::{StartOptions, Started};
@@ -76,8 +78,11 @@ pub use crate::machine::DEFAULT_HISTORY;
 
 /// How long the processes of a machine may take to be gone after they answer no more.
 const END_PAUSE: Duration = Duration::from_millis(300);
+/// How a machine is, as far as that can be told.
+type Asked = Result<MachineInfo, EngineError>;
+
 /// Machines that are asked at once how they are.
-const ASKED_AT_ONCE: usize = 64;
+const ASKED_AT_ONCE: usize = 1024;
 
 /// Where an engine works and how it runs machines.
 #[derive(Debug, Clone)]
@@ -259,13 +264,24 @@ impl Engine {
         &self,
     ) -> Result<Vec<(MachineName, Result<MachineInfo, EngineError>)>, EngineError> {
         let names = self.machine_names()?;
+        let until = Instant::now() + STATUS_PATIENCE;
         let mut machines = Vec::new();
-        // At once, as far as that is no burden: none waits for another that does not answer.
+        // At once, as far as that is no burden: none waits for another that does not answer, and all have the same time.
         for names in names.chunks(ASKED_AT_ONCE) {
             let asked: Vec<_> = std::thread::scope(|scope| {
-                let ask = |name| scope.spawn(move || self.machine(name));
+                let ask = |name| {
+                    let thread = std::thread::Builder::new();
+                    let spawned =
+                        thread.spawn_scoped(scope, move || self.look_at_until(name, true, until));
+                    // Where there is no thread for it, it is asked here.
+                    spawned.map_err(|_| Box::new(self.look_at_until(name, true, until)))
+                };
                 let asked: Vec<_> = names.iter().map(ask).collect();
-                asked.into_iter().map(|thread| thread.join()).collect()
+                let answer = |asked: Result<ScopedJoinHandle<'_, Asked>, Box<Asked>>| match asked {
+                    Ok(thread) => thread.join(),
+                    Err(answer) => Ok(*answer),
+                };
+                asked.into_iter().map(answer).collect()
             });
             for (name, machine) in names.iter().zip(asked) {
                 match machine {
@@ -285,11 +301,21 @@ impl Engine {
 
     /// What is known about a machine; `ping`: whether its agent answers, too.
     fn look_at(&self, name: &MachineName, ping: bool) -> Result<MachineInfo, EngineError> {
+        self.look_at_until(name, ping, Instant::now() + STATUS_PATIENCE)
+    }
+
+    /// As [`Self::look_at`]; its supervisor is asked up to a moment.
+    fn look_at_until(
+        &self,
+        name: &MachineName,
+        ping: bool,
+        until: Instant,
+    ) -> Result<MachineInfo, EngineError> {
         let dir = self.dir(name);
         let file = self.read(name)?;
         let mut running = dir.is_running()?;
         let live = if running {
-            self.ask_status(name, ping)
+            self.ask_status_until(name, ping, until)
         } else {
             None
         };
@@ -435,5 +461,74 @@ impl Engine {
             name: name.clone(),
             state,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::Barrier;
+
+    use super::*;
+    use crate::channel::control::{Control, ControlReply, LiveStatus};
+    use crate::channel::{receive, send};
+
+    /// More than are asked at a time by anybody who asks in small groups.
+    const MACHINES: usize = 70;
+
+    fn status() -> LiveStatus {
+        LiveStatus {
+            ready: true,
+            answers: true,
+            ended: false,
+            trouble: None,
+            pending: Vec::new(),
+            backend: "soft".to_owned(),
+            translates: None,
+            vcpus: 1,
+            vmm_pid: 0,
+            started_unix: 1,
+            out_of_memory: None,
+            full: None,
+            kept: None,
+            autosave: None,
+        }
+    }
+
+    /// Supervisors that answer when all were asked: who asks only some of them at a time hears none.
+    #[test]
+    fn no_machine_waits_for_another_to_answer() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::at(directory.path());
+        home.ensure().unwrap();
+        let mut locks = Vec::new();
+        let all_asked = Barrier::new(MACHINES);
+        std::thread::scope(|scope| {
+            for number in 0..MACHINES {
+                let name: MachineName = format!("m{number:02}").parse().unwrap();
+                let dir = MachineDir::new(home.machine(&name));
+                std::fs::create_dir(dir.path()).unwrap();
+                let mut file = MachineFile::for_tests();
+                file.name = name;
+                dir.write_first(&file).unwrap();
+                locks.push(dir.lock_running().unwrap());
+                let listener = UnixListener::bind(dir.control_socket()).unwrap();
+                let all_asked = &all_asked;
+                scope.spawn(move || {
+                    let (socket, _): (UnixStream, _) = listener.accept().unwrap();
+                    receive::<Control>(&socket).unwrap();
+                    all_asked.wait();
+                    // Who asked may have given up.
+                    let _ = send(&socket, &ControlReply::Status(status()), &[]);
+                });
+            }
+            let options = EngineOptions::new(home, ProcessModel::Threads);
+            let machines = Engine::open(options).unwrap().machines().unwrap();
+            assert_eq!(machines.len(), MACHINES);
+            for (name, machine) in machines {
+                let machine = machine.unwrap();
+                assert_eq!((&machine.name, machine.ready), (&name, true));
+            }
+        });
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::process::{self, ProcessModel};
-use crate::api::EngineError;
+use crate::api::{EngineError, MachineState};
 use crate::backend::{self, NotKvm};
 use crate::channel::branch::{Alone, Begin};
 use crate::channel::child::spawn_supervisor;
@@ -98,10 +98,16 @@ impl Engine {
         dir: &MachineDir,
         options: StartOptions,
     ) -> Result<Started, EngineError> {
+        let runs = self.runs_on(name, dir)?;
+        if runs && options.cold {
+            return Err(EngineError::WrongState {
+                operation: "cold-start",
+                name: name.clone(),
+                state: MachineState::Running.word().to_owned(),
+            });
+        }
         // Whoever started it may have been killed before it was ready. One that ends meanwhile is started.
-        if self.runs_on(name, dir)?
-            && let Some(pending) = self.wait_ready(name, dir)?
-        {
+        if runs && let Some(pending) = self.wait_ready(name, dir)? {
             let backend = match self.read(name)?.state {
                 RecordedState::Running { backend } => backend,
                 _ => String::new(),

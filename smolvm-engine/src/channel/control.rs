@@ -226,6 +226,8 @@ pub(crate) struct LiveStatus {
     pub(crate) started_unix: u64,
     /// The kernel's last word about a lack of memory.
     pub(crate) out_of_memory: Option<String>,
+    /// Writes of the guest that failed since the host's file system was full, and when the last was heard of, in seconds since 1970.
+    pub(crate) full: Option<(u64, u64)>,
     /// The state that the last undo left, by full id.
     pub(crate) kept: Option<(String, KeptStatus)>,
     /// The last save that was on the machine's schedule, in this run.

@@ -39,6 +39,11 @@ pub(crate) enum FromVmm {
     Rebooted,
     /// The console showed this.
     Console(ConsoleNote),
+    /// So many of the guest's writes have failed until now, since the host's file system was full.
+    HostFull {
+        /// How many.
+        failed: u64,
+    },
     /// The guest has ended; its disk is flushed, then the VMM ends.
     Ended(EndReason),
 }

@@ -510,6 +510,7 @@ fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
                 shared.change(|live| live.out_of_memory = Some(text));
             }
             Ok(FromVmm::Console(ConsoleNote::Panic(_)) | FromVmm::Started) => {}
+            Ok(FromVmm::HostFull { failed }) => note_full(shared, failed),
             Ok(FromVmm::Rebooted) => note_reset(shared),
             // What this process kills has not crashed.
             Err(_) if shared.is_quitting() => return EndReason::Asked,
@@ -518,6 +519,21 @@ fn follow(shared: &Arc<Shared>, socket: &UnixStream) -> EndReason {
                 return EndReason::Crashed("its VMM process was killed or crashed".to_owned());
             }
         }
+    }
+}
+
+/// Writes of the guest did not fit onto the host: its owner looks at the host, not into the guest.
+fn note_full(shared: &Arc<Shared>, failed: u64) {
+    let mut first = false;
+    shared.change(|live| {
+        first = live.full.is_none();
+        live.full = Some((failed, unix_now()));
+    });
+    if first {
+        tracing::error!(
+            "writes of the guest's disk fail: the file system of {} is full",
+            shared.dir.disk().display()
+        );
     }
 }
 

@@ -215,6 +215,7 @@ fn status(shared: &Arc<Shared>, ping: bool) -> LiveStatus {
         vmm_pid: shared.vmm_pid,
         started_unix: shared.started_unix,
         out_of_memory: shared.out_of_memory(),
+        full: shared.full(),
         kept: shared.kept(),
         autosave: shared.last_autosave(),
     }

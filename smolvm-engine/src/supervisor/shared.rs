@@ -84,6 +84,8 @@ pub(super) struct Live {
     /// The run is recorded, files are closed.
     pub(super) finished: bool,
     pub(super) out_of_memory: Option<String>,
+    /// Writes of the guest that failed since the host's file system was full, and when the last of them was heard of.
+    pub(super) full: Option<(u64, u64)>,
     /// The state that the last undo left.
     pub(super) kept: Option<(String, KeptStatus)>,
     /// Commands that are being answered.
@@ -305,6 +307,11 @@ impl Shared {
 
     pub(super) fn out_of_memory(&self) -> Option<String> {
         self.live().out_of_memory.clone()
+    }
+
+    /// Writes of the guest that did not fit onto the host, and when the last of them was heard of.
+    pub(super) fn full(&self) -> Option<(u64, u64)> {
+        self.live().full
     }
 
     /// Waits until the machine has ended; false after `patience`.

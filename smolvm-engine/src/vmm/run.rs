@@ -30,6 +30,8 @@ enum Input {
     Event,
     /// The console had something to say.
     Notes,
+    /// A write of the guest did not fit onto the host.
+    HostFull,
     /// The supervisor has said its last about the capture at hand.
     CaptureOver,
     /// A chunk of the disk or of memory is lost.
@@ -57,6 +59,11 @@ pub(crate) fn run(socket: UnixStream) -> Result<(), ChannelError> {
         Ok(parts) => parts,
         Err(error) => return tell(&socket, start_failed(&error)),
     };
+    let on_full = sender.clone();
+    // As above.
+    parts
+        .full()
+        .on_failure(move || drop(on_full.send(Input::HostFull)));
     let requests = socket.try_clone()?;
     let forward = sender.clone();
     std::thread::Builder::new()
@@ -199,6 +206,10 @@ impl Vmm {
                     }
                 }
                 Input::Notes => self.take_notes()?,
+                Input::HostFull => {
+                    let failed = self.parts.full().take();
+                    tell(&self.socket, FromVmm::HostFull { failed })?;
+                }
                 Input::Damage(reason) => return Ok(Outcome::Ended(EndReason::Damaged(reason))),
                 Input::CaptureOver => {
                     // A nudge of an earlier capture finds this one not over.

@@ -28,7 +28,7 @@ use vmm_core::x86::{self, ProfileError};
 use super::branch::BranchPoint;
 use super::console::ConsoleSink;
 use super::dial::DialSocket;
-use super::disk::{RootDisk, WriteLog};
+use super::disk::{FullNote, RootDisk, WriteLog};
 use super::fill::{FillError, fill, fill_while_it_runs};
 use crate::backend::{self, BackendError, TscMismatch};
 use crate::channel::messages::{ConsoleNote, StartDescriptors, StartMachine};
@@ -102,6 +102,8 @@ pub(crate) struct Parts {
     on_damage: OnDamage,
     /// Of a deterministic machine.
     writes: Option<Arc<WriteLog>>,
+    /// What of its disk did not fit onto the host.
+    full: Arc<FullNote>,
     hypervisor: Box<dyn Hypervisor>,
     /// The point to go on at, until that was tried.
     restore: Mutex<Option<PointRecord>>,
@@ -156,6 +158,7 @@ impl Parts {
             console,
             dial: Arc::new(DialSocket::new(dial)),
             disk: Arc::new(disk),
+            full: Arc::default(),
             on_damage,
             begins_at_point: restore.is_some()
                 || branch.as_ref().is_some_and(|branch| !branch.booted),
@@ -349,11 +352,17 @@ impl Parts {
         self.begins_at_point
     }
 
+    /// What of the disk did not fit onto the host.
+    pub(super) fn full(&self) -> &FullNote {
+        &self.full
+    }
+
     /// A disk as the machine's root disk.
     pub(super) fn root_disk(&self, disk: Arc<LayeredDisk>) -> Arc<dyn BlockBackend> {
         Arc::new(RootDisk {
             disk,
             log: self.writes.clone(),
+            full: self.full.clone(),
         })
     }
 

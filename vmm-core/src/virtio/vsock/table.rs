@@ -332,3 +332,31 @@ fn write_packet(ram: &GuestRam, taken: &Taken<'_>, header: &Header, data: &[u8])
         Err(_) => 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_dial_that_finds_no_room_is_refused_at_once_and_the_others_stay() {
+        let mut table = Table::new(3, Some(0));
+        let dial = |table: &mut Table| {
+            let (stream, caller) = UnixStream::pair().unwrap();
+            let dialled = table.dial(VsockDial { port: 1, stream }, Duration::ZERO);
+            (dialled, caller)
+        };
+        for _ in 0..MAX_CONNECTIONS {
+            dial(&mut table).0.unwrap();
+        }
+        let (refused, mut caller) = dial(&mut table);
+        refused.unwrap_err();
+        assert_eq!(table.len(), MAX_CONNECTIONS);
+        // The caller hears of it, and does not wait.
+        assert_eq!(caller.read(&mut [0; 1]).unwrap(), 0);
+        table.connections.pop_first();
+        dial(&mut table).0.unwrap();
+        assert_eq!(table.len(), MAX_CONNECTIONS);
+    }
+}
