@@ -47,6 +47,7 @@ const LEAVES: &[&str] = &[
     "phase",
     "progress",
     "retention",
+    "size",
     "time",
 ];
 
