@@ -87,4 +87,7 @@ pub(crate) struct RunArgs {
     pub(crate) shape: MachineShape,
     #[command(flatten)]
     pub(crate) command: CommandArgs,
+    /// As docker is told; a machine of `run` is always removed
+    #[arg(long, hide = true)]
+    rm: bool,
 }

@@ -12,6 +12,7 @@ pub(crate) enum ImageCommand {
     /// Build a Debian image with mmdebstrap
     Build(ImageBuildArgs),
     /// List the images
+    #[command(alias = "list")]
     Ls,
     /// Remove an image; machines made from it stay
     Rm {

@@ -86,7 +86,9 @@ pub(crate) fn log(
         Some(point) => of_point_or_machine(engine, point)?,
         None => {
             let log = engine.store_log(args.store.as_deref(), args.machine.as_ref())?;
-            (log, None)
+            let none = "no points yet; save one with: smolvm machine checkpoint";
+            let hint = log.is_empty().then(|| none.to_owned());
+            (log, hint)
         }
     };
     for entry in &entries {

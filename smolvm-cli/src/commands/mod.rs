@@ -84,7 +84,7 @@ fn machine(
         MachineCommand::Delete(args) => delete::delete(&engine()?, printer, args).map(done),
         MachineCommand::Rename(args) => create::rename(&engine()?, printer, args).map(done),
         MachineCommand::Cp(args) => copy::copy(&engine()?, printer, args).map(done),
-        MachineCommand::Logs(args) => logs::logs(&engine()?, args).map(done),
+        MachineCommand::Logs(args) => logs::logs(&engine()?, printer, args).map(done),
         MachineCommand::Ls(args) => list::list(&engine()?, printer, &args).map(done),
         MachineCommand::Status(args) => list::status(&engine()?, printer, args).map(done),
         MachineCommand::Checkpoint(args) => {

@@ -6,6 +6,7 @@
 mod closed;
 mod harmless;
 mod json;
+mod lines;
 pub(crate) mod log;
 mod progress;
 mod raw;
@@ -16,11 +17,14 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
+use serde_json::json;
 use smolvm_engine::chain;
 use smolvm_engine::progress::{Progress, Silent};
 
 pub(crate) use harmless::{ConsoleFilter, harmless};
 pub(crate) use json::{Object, object};
+pub(crate) use lines::LineObjects;
 pub(crate) use progress::Spinner;
 pub(crate) use raw::RawStream;
 pub(crate) use table::Table;
@@ -178,6 +182,11 @@ pub(crate) fn refusal(refusal: Refusal) -> ExitCode {
         let message = first.strip_prefix("error: ").unwrap_or(first);
         let hint = Some("see: smolvm --help");
         say(&json::render(json::error("usage", message, hint)));
+    } else if json && error.kind() == ErrorKind::DisplayVersion {
+        let version = json!({"version": env!("CARGO_PKG_VERSION")});
+        if let Err(failure) = Printer::new(json).object(object(version)) {
+            return Printer::new(json).failure(&failure);
+        }
     } else {
         // A reader of the help that is gone needs no help.
         let _ = error.print();

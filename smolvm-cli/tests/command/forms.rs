@@ -46,6 +46,14 @@ fn errors_are_one_object_on_stderr() {
 }
 
 #[test]
+fn the_version_is_an_object_too() {
+    let output = Home::new().run("--version --json");
+    assert!(output.status.success() && output.stderr.is_empty());
+    let version = &objects(&output.stdout)[0]["version"];
+    assert_eq!(version, env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
 fn a_root_directory_becomes_an_image() {
     let home = Home::new();
     fs::create_dir_all(home.path().join("root/etc")).unwrap();

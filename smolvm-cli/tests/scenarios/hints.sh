@@ -80,7 +80,7 @@ follow "smolvm machine resume --name $name" exec --name "$name" -- true
 "$smolvm" machine pause --name "$name" > /dev/null
 follow "smolvm machine resume --name $name" stop --name "$name"
 
-follow "smolvm machine stop --name $name" rename "$name" "$other"
+"$smolvm" machine stop --name "$name" > /dev/null
 follow "smolvm machine start --name $name" checkpoint --name "$name"
 "$smolvm" machine exec --name "$name" -- touch /root/changed
 "$smolvm" machine stop --name "$name" > /dev/null

@@ -29,7 +29,6 @@ m exec -- sh -c 'echo kept > /root/file; echo gone > /run/file'
 [ "$(SMOLVM_MACHINE_NAME=agent m exec -- hostname)" = agent ] || fail "host name"
 # A sleep of a millisecond takes one: the kernel may program its timer for any moment.
 [ "$(m exec -- grep -c 'hres_active *: 1' /proc/timer_list)" -ge 1 ] || fail "no high-resolution timers"
-refused rename --name agent other
 refused delete --name agent
 is agent running
 
@@ -56,6 +55,7 @@ while [ "$(state agent)" = running ]; do n=$((n + 1)); [ $n -lt 100 ] || fail "a
 is agent failed
 m status | grep -q panic || fail "the reason: $(m status)"
 m logs | grep -q 'Kernel panic' || fail "the log"
+m logs --json | grep -q '^{"v":1,"line":".*Kernel panic' || fail "the log as objects"
 m start > /dev/null
 [ "$(m exec -- cat /root/file)" = kept ] || fail "the disk after a panic"
 

@@ -188,12 +188,17 @@ impl Engine {
         store: Option<&Path>,
         machine: Option<&MachineName>,
     ) -> Result<Vec<LogEntry>, EngineError> {
-        if let Some(path) = store.filter(|path| !path.exists()) {
-            return Err(EngineError::NoStore {
-                path: path.to_owned(),
-            });
-        }
-        let path = store.map_or_else(|| self.home().store(), Path::to_owned);
+        let path = match store {
+            Some(path) if !path.exists() => {
+                return Err(EngineError::NoStore {
+                    path: path.to_owned(),
+                });
+            }
+            Some(path) => path.to_owned(),
+            // Nothing was saved in this home so far.
+            None if !self.home().store().exists() => return Ok(Vec::new()),
+            None => self.home().store(),
+        };
         let mut lines = by_lineage(store_lines(path)?);
         if let Some(machine) = machine {
             lines.retain(|(line, _)| line.machine == machine.as_str());

@@ -460,11 +460,6 @@ impl EngineError {
                 name,
                 ..
             } => Some(format!("stop it first: smolvm machine stop --name {name}")),
-            Self::WrongState {
-                operation: "rename",
-                name,
-                ..
-            } => Some(format!("stop it with: smolvm machine stop --name {name}")),
             Self::NameTaken { to, .. } => Some(format!(
                 "choose another name, or give that machine another with: smolvm machine rename {to} NEW"
             )),

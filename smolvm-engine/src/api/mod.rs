@@ -387,7 +387,8 @@ impl Engine {
         self.lock_operation(name, dir)
     }
 
-    /// Gives a machine that does not run another name.
+    /// Gives a machine another name, whatever its state: one that runs goes on, with all that it does. Its host name stays what it is,
+    /// and so do the names that points have noted.
     pub fn rename(&self, name: &MachineName, to: &MachineName) -> Result<(), EngineError> {
         let dir = self.dir(name);
         self.read(name)?;
@@ -398,28 +399,30 @@ impl Engine {
             });
         }
         let _operation = self.lock_operation(name, &dir)?;
-        self.read(name)?;
-        if dir.is_running()? {
-            return Err(EngineError::WrongState {
-                operation: "rename",
-                name: name.clone(),
-                state: MachineState::Running.word().to_owned(),
+        if self.read(name)?.passing {
+            return Err(EngineError::Invalid {
+                what: format!(
+                    "{name} ends with the command that it runs, which knows it by its name"
+                ),
+                hint: None,
             });
         }
+        let taken = || EngineError::NameTaken {
+            name: name.clone(),
+            to: to.clone(),
+        };
+        if self.dir(to).exists() {
+            return Err(taken());
+        }
+        // What the file says counts from the moment that its directory has the name, and not before.
+        dir.change(|file| file.rename(name, to)).visible()?;
         let target = self.home().machine(to);
         let (cwd, flags) = (rustix::fs::CWD, rustix::fs::RenameFlags::NOREPLACE);
         match rustix::fs::renameat_with(cwd, dir.path(), cwd, &target, flags) {
             Ok(()) => {}
-            Err(rustix::io::Errno::EXIST) => {
-                let (name, to) = (name.clone(), to.clone());
-                return Err(EngineError::NameTaken { name, to });
-            }
+            Err(rustix::io::Errno::EXIST) => return Err(taken()),
             Err(error) => return Err(FileError::at("rename to", &target)(error).into()),
         }
-        // From here on it has the name, which is that of its directory; the file follows.
-        self.dir(to)
-            .change(|file| file.rename(name, to))
-            .visible()?;
         Ok(crate::machine::sync_directory(&self.home().machines())?)
     }
 

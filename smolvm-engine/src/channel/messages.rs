@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::capture::BeginCapture;
-use super::undo::GoBack;
 use crate::machine::Backend;
 
 /// From the supervisor.
@@ -18,7 +17,7 @@ pub(crate) enum ToVmm {
     /// Capture the machine. Descriptors: see [`CaptureDescriptors`](super::capture::CaptureDescriptors).
     Capture(BeginCapture),
     /// Go back to a point in place. Descriptors: see [`GoBackDescriptors`](super::undo::GoBackDescriptors).
-    GoBack(GoBack),
+    GoBack,
     /// End: stop the vCPUs and leave.
     Quit,
 }
@@ -89,9 +88,7 @@ pub(crate) struct StartMachine {
     pub(crate) vsock_cid: u64,
     /// Size of the root disk in bytes.
     pub(crate) disk_bytes: u64,
-    /// Directories of packs that hold the disk's base and a point's memory.
-    pub(crate) pack_directories: Vec<PathBuf>,
-    /// Where else a chunk may be that is damaged there.
+    /// Where else a chunk may be that is damaged in the machine's packs.
     pub(crate) other_pack_directories: Vec<PathBuf>,
     /// Track written pages.
     pub(crate) branchable: bool,
@@ -123,6 +120,8 @@ impl StartDescriptors {
     pub(crate) const BASE_MAP: usize = 4;
     /// The machine's run lock: held as long as the VMM lives, so that no other one writes the disk.
     pub(crate) const LOCK: usize = 5;
+    /// The machine's directory, whose packs hold the disk's base and a point's memory. It may be renamed: a path would not stay true.
+    pub(crate) const DIRECTORY: usize = 6;
     /// The first layer.
-    pub(crate) const LAYERS: usize = 6;
+    pub(crate) const LAYERS: usize = 7;
 }

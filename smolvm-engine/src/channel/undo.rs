@@ -24,13 +24,6 @@ impl GoBackDescriptors {
     pub(crate) const BASE: usize = 4;
 }
 
-/// How to go back.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct GoBack {
-    /// Where else the target's chunks are.
-    pub(crate) pack_directories: Vec<PathBuf>,
-}
-
 /// From the supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum GoBackRequest {

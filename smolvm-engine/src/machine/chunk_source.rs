@@ -6,11 +6,14 @@ use std::sync::Arc;
 
 use cas_store::{ChunkId, PackSet, ReadError, StoreError};
 
+use super::held::HeldDirectory;
 use crate::error_chain::sources;
 
 /// A machine's packs, and where copies of them may be.
 pub(crate) struct ChunkSource {
     packs: Arc<PackSet>,
+    /// Keeps the path of `packs` true.
+    _held: Option<HeldDirectory>,
     /// Only looked into when a chunk is damaged.
     others: Vec<PathBuf>,
 }
@@ -20,6 +23,16 @@ impl ChunkSource {
     pub(crate) fn new(directories: &[PathBuf], others: Vec<PathBuf>) -> Self {
         Self {
             packs: Arc::new(PackSet::open(directories)),
+            _held: None,
+            others,
+        }
+    }
+
+    /// Chunks of the machine with this directory, which may get another name, and of the others where one is damaged.
+    pub(crate) fn held(directory: HeldDirectory, others: Vec<PathBuf>) -> Self {
+        Self {
+            packs: Arc::new(PackSet::open([directory.path().join("packs")])),
+            _held: Some(directory),
             others,
         }
     }
@@ -28,6 +41,7 @@ impl ChunkSource {
     pub(crate) fn of(packs: Arc<PackSet>) -> Self {
         Self {
             packs,
+            _held: None,
             others: Vec::new(),
         }
     }

@@ -2,6 +2,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use durable_files::{LockHolder, LockMode, lock_holders, lock_within, wait_for_lock};
@@ -10,6 +11,8 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::file::{MACHINE_FILE_VERSION, MachineFile};
+use super::held::HeldDirectory;
+use crate::error_chain::AROUND_LINK;
 use crate::file_error::FileError;
 use crate::name::MachineName;
 
@@ -73,11 +76,22 @@ pub enum MachineDirError {
 #[derive(Debug, Clone)]
 pub(crate) struct MachineDir {
     path: PathBuf,
+    /// What `path` leads through, where the machine may get another name meanwhile.
+    held: Option<Arc<HeldDirectory>>,
 }
 
 impl MachineDir {
     pub(crate) fn new(path: PathBuf) -> Self {
-        Self { path }
+        Self { path, held: None }
+    }
+
+    /// The directory at `path`, which is meant from now on whatever its name becomes.
+    pub(crate) fn held(path: &Path) -> Result<Self, MachineDirError> {
+        let held = HeldDirectory::open(path)?;
+        // `durable_files` takes no links, and the path of a descriptor is one: this leads around it by a directory of each machine.
+        let path = held.path().join(AROUND_LINK);
+        let held = Some(Arc::new(held));
+        Ok(Self { path, held })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -162,7 +176,7 @@ impl MachineDir {
                 version: machine.v,
             });
         }
-        // A rename that was cut off changed only the directory.
+        // A rename writes the name here, then gives it to the directory: what it has is the name.
         if let Some(name) = self.name() {
             machine.name = name;
         }
@@ -171,7 +185,9 @@ impl MachineDir {
 
     /// The machine's name, if the directory has that of a machine.
     fn name(&self) -> Option<MachineName> {
-        self.path.file_name()?.to_str()?.parse().ok()
+        let place = self.held.as_ref().map(|held| held.place());
+        let path = place.unwrap_or_else(|| Some(self.path.clone()))?;
+        path.file_name()?.to_str()?.parse().ok()
     }
 
     /// Waits for, then holds, the lock under which `machine.json` is changed: for the time of one change.
@@ -376,6 +392,7 @@ pub(crate) fn sync_directory(directory: &Path) -> Result<(), MachineDirError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Change;
 
     #[test]
     fn the_run_lock_says_who_runs() {
@@ -386,6 +403,38 @@ mod tests {
         assert!(machine.is_running().unwrap());
         drop(lock);
         assert!(!machine.is_running().unwrap());
+    }
+
+    #[test]
+    fn a_rename_that_is_cut_off_anywhere_leaves_a_machine_of_one_name() {
+        let root = tempfile::tempdir().unwrap();
+        let [old, new] = ["m", "n"].map(|name| root.path().join(name));
+        let names = ["m", "n"].map(|name| name.parse::<MachineName>().unwrap());
+        std::fs::create_dir_all(old.join("packs")).unwrap();
+        let dir = MachineDir::new(old.clone());
+        dir.write_first(&MachineFile::for_tests()).unwrap();
+        let running = MachineDir::held(&old).unwrap();
+        let is = |dir: &MachineDir, name: &MachineName| {
+            let machine = dir.read().unwrap().unwrap();
+            assert_eq!(&machine.name, name);
+            assert!(machine.is_or_was("m"));
+        };
+
+        // First the file, which does not count yet.
+        let change = dir.change(|file| file.rename(&names[0], &names[1]));
+        assert!(change.visible().unwrap().is_or_was("n"));
+        is(&dir, &names[0]);
+        is(&running, &names[0]);
+        // Then the directory: that decides, also for who holds it.
+        std::fs::rename(&old, &new).unwrap();
+        assert!(!dir.exists());
+        is(&MachineDir::new(new.clone()), &names[1]);
+        is(&running, &names[1]);
+        // What the machine's own process writes goes with it.
+        let starts = |file: &mut MachineFile| file.starts = 7;
+        assert!(matches!(running.change(starts), Change::Done(_)));
+        assert_eq!(MachineDir::new(new).read().unwrap().unwrap().starts, 7);
+        assert!(!old.exists());
     }
 
     #[test]

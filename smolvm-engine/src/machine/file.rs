@@ -151,10 +151,10 @@ impl AutosaveSchedule {
 }
 
 impl MachineFile {
-    /// Gives it another name. Its directory may have that already, and the file is read with its directory's.
+    /// Gives it another name, which is its own when its directory has it: until then the file is read with the directory's.
     pub(crate) fn rename(&mut self, from: &MachineName, to: &MachineName) {
         self.name = to.clone();
-        self.former_names.retain(|name| name != from && name != to);
+        self.former_names.retain(|name| name != from);
         self.former_names.push(from.clone());
         let excess = self.former_names.len().saturating_sub(MAX_FORMER_NAMES);
         self.former_names.drain(..excess);

@@ -8,6 +8,7 @@ mod command_line;
 mod dir;
 mod disk;
 mod file;
+mod held;
 mod holders;
 mod link;
 mod log_file;
@@ -27,6 +28,7 @@ pub(crate) use file::{
     BootedStart, BranchPlace, BranchWord, DiskFile, MACHINE_FILE_VERSION, MachineFile,
     RecordedState,
 };
+pub(crate) use held::HeldDirectory;
 pub(crate) use link::{link_machine, link_or_copy};
 pub(crate) use log_file::{BoundedLog, open_log};
 pub(crate) use maps::{

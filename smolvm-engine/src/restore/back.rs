@@ -190,7 +190,7 @@ impl Drop for PreparedDisk {
         for path in [self.base_path(), self.layer_path()] {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(path = %path.display(), %error, "a file that nobody needs stays until the next start");
+                    tracing::warn!(path = %crate::error_chain::place(&path), %error, "a file that nobody needs stays until the next start");
                 }
                 _ => {}
             }

@@ -314,7 +314,7 @@ pub(crate) fn take_back(dir: &MachineDir, machine: &MachineFile, start: &BootedS
     for path in packs.chain([record]).chain(disk) {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "what is left of a booted point is kept");
+                tracing::warn!(path = %crate::error_chain::place(&path), %error, "what is left of a booted point is kept");
             }
             _ => {}
         }

@@ -550,7 +550,7 @@ fn warnings_of(store: &Store) -> Vec<String> {
     let warn = |left: &Leftover| {
         format!(
             "{} is left of a command that was killed: {}",
-            left.path.display(),
+            crate::error_chain::place(&left.path),
             crate::error_chain::chain(&left.error)
         )
     };

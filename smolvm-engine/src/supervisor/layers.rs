@@ -123,7 +123,7 @@ fn remove(dir: &MachineDir, names: &[String]) {
     for name in names {
         let path = dir.disk().join(name);
         if let Err(error) = fs::remove_file(&path) {
-            tracing::warn!(path = %path.display(), %error, "a former layer is kept");
+            tracing::warn!(path = %crate::error_chain::place(&path), %error, "a former layer is kept");
         }
     }
 }

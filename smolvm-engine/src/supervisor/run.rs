@@ -100,7 +100,6 @@ struct Inherited {
 
 /// Runs a machine until it ends, reporting its start to `starter`.
 pub(crate) fn run(home: &Home, name: &MachineName, host: &VmmHost, starter: UnixStream) {
-    let dir = MachineDir::new(home.machine(name));
     let failed = |error: &StartError| StartReport::Failed {
         message: chain(error),
         hint: host_hint(error).or_else(|| match error {
@@ -108,9 +107,11 @@ pub(crate) fn run(home: &Home, name: &MachineName, host: &VmmHost, starter: Unix
             _ => None,
         }),
     };
-    let begin = begin(&starter, &dir);
-    let (lock, beginning) = match begin {
-        Ok(begin) => begin,
+    // Its name may change while it runs.
+    let dir = MachineDir::held(&home.machine(name)).map_err(StartError::from);
+    let begun = dir.and_then(|dir| Ok((begin(&starter, &dir)?, dir)));
+    let ((lock, beginning), dir) = match begun {
+        Ok(begun) => begun,
         Err(error) => return report(&starter, &failed(&error)),
     };
     match start(home, name, host, &dir, &lock, beginning) {
@@ -393,7 +394,6 @@ impl Launch<'_> {
             command_line: machine.command_line.clone(),
             vsock_cid: GUEST_CID,
             disk_bytes: machine.spec.disk_bytes,
-            pack_directories: vec![self.dir.packs()],
             other_pack_directories: machine.packs_elsewhere(&self.home.store()),
             branchable: machine.branchable,
             restore: machine.restore.is_some(),

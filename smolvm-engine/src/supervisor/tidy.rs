@@ -215,7 +215,7 @@ fn remove_others(directory: &Path, keep: impl Fn(&str) -> bool) -> Result<(), Ti
             continue;
         }
         fs::remove_file(entry.path()).map_err(FileError::at("remove", &entry.path()))?;
-        tracing::info!(path = %entry.path().display(), "a leftover was removed");
+        tracing::info!(path = %crate::error_chain::place(&entry.path()), "a leftover was removed");
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use crate::channel::control::{
     KeptPoint, KeptStatus, StartReport, Trouble, UndoAnswer, UndoRequest,
 };
 use crate::channel::messages::ToVmm;
-use crate::channel::undo::{GoBack, GoBackEvent, GoBackRequest, Unreadable};
+use crate::channel::undo::{GoBackEvent, GoBackRequest, Unreadable};
 use crate::channel::{self, ChannelError};
 use crate::error_chain::chain;
 use crate::file_error::FileError;
@@ -325,10 +325,7 @@ impl WayBack<'_> {
         let base = base.and_then(|base| File::open(base).ok());
         let mut descriptors = vec![theirs.as_fd(), record.as_fd(), map.as_fd(), layer.as_fd()];
         descriptors.extend(base.as_ref().map(AsFd::as_fd));
-        let message = ToVmm::GoBack(GoBack {
-            pack_directories: vec![dir.packs()],
-        });
-        shared.tell_vmm(&message, &descriptors)?;
+        shared.tell_vmm(&ToVmm::GoBack, &descriptors)?;
         drop(theirs);
         let GoBackEvent::Ready = hear(shared, &ours)? else {
             return Err(InPlaceError::Vmm("an unexpected answer".to_owned()));

@@ -182,6 +182,7 @@ pub(crate) fn descriptors(
     all.push(dial.into());
     all.push(files.base_map.into());
     all.push(lock.map_err(SpawnError::Spawn)?);
+    all.push(open(dir.path(), File::options().read(true))?.into());
     let behind = files.layers.into_iter().chain(top).chain(files.record);
     all.extend(behind.map(OwnedFd::from));
     Ok(all)

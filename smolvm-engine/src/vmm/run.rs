@@ -17,7 +17,6 @@ use super::start::{Parts, StartError};
 use super::undo;
 use crate::channel::capture::{BeginCapture, CaptureDescriptors, CaptureEvent};
 use crate::channel::messages::{ConsoleNote, EndReason, FromVmm, ToVmm};
-use crate::channel::undo::GoBack;
 use crate::channel::{self as socket_channel, ChannelError, Received};
 use crate::error_chain::chain;
 use crate::machine::is_damage;
@@ -227,8 +226,8 @@ impl Vmm {
                     }
                     self.capture(guest, request, descriptors);
                 }
-                Input::Request(ToVmm::GoBack(request), descriptors) => {
-                    self.go_back(guest, request, descriptors);
+                Input::Request(ToVmm::GoBack, descriptors) => {
+                    self.go_back(guest, descriptors);
                 }
                 Input::Request(ToVmm::Quit, _) | Input::SupervisorGone => {
                     return Ok(Outcome::Ended(EndReason::Asked));
@@ -330,8 +329,8 @@ impl Vmm {
     }
 
     /// Goes back in place. Where that fails half-way the machine stands, and the supervisor ends this process.
-    fn go_back(&mut self, guest: &mut Guest, request: GoBack, descriptors: Vec<OwnedFd>) {
-        let files = match undo::Files::open(&self.parts, request, descriptors, self.booted) {
+    fn go_back(&mut self, guest: &mut Guest, descriptors: Vec<OwnedFd>) {
+        let files = match undo::Files::open(&self.parts, descriptors, self.booted) {
             Ok(files) => files,
             Err((socket, error)) => {
                 if let Some(socket) = socket {

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,7 +31,9 @@ use super::disk::{FullNote, RootDisk, WriteLog};
 use super::fill::{FillError, fill, fill_while_it_runs};
 use crate::backend::{self, BackendError, TscMismatch};
 use crate::channel::messages::{ConsoleNote, StartDescriptors, StartMachine};
-use crate::machine::{BaseMap, BaseMapError, BoundedLog, ChunkBase, ChunkSource, OnDamage};
+use crate::machine::{
+    BaseMap, BaseMapError, BoundedLog, ChunkBase, ChunkSource, HeldDirectory, OnDamage,
+};
 use crate::phase::Phase;
 
 /// Largest kernel or initramfs in bytes.
@@ -113,6 +114,8 @@ pub(crate) struct Parts {
     begins_at_point: bool,
     /// Brings a restored machine's memory while it runs.
     filling: Mutex<Option<BackgroundFill>>,
+    /// The machine's directory.
+    directory: OwnedFd,
     /// Held until everything above is closed.
     _lock: OwnedFd,
 }
@@ -132,6 +135,7 @@ impl Parts {
         let dial = UnixStream::from(next(StartDescriptors::DIAL)?);
         let map = read_all(&next(StartDescriptors::BASE_MAP)?.into(), "disk's base")?;
         let lock = next(StartDescriptors::LOCK)?;
+        let directory = next(StartDescriptors::DIRECTORY)?;
         let mut rest: Vec<OwnedFd> = files.collect();
         let branch = match request.inherited {
             Some(count) => {
@@ -150,7 +154,8 @@ impl Parts {
             .pop()
             .ok_or(StartError::MissingDescriptor(StartDescriptors::LAYERS))?;
         let base = BaseMap::decode(&map)?;
-        let base = ChunkBase::new(chunks_for(&request), base).on_damage(on_damage.clone());
+        let base =
+            ChunkBase::new(chunks_in(&directory, &request)?, base).on_damage(on_damage.clone());
         let disk = LayeredDisk::from_files(Base::reader(Arc::new(base)), layers, top)?;
         Ok(Self {
             kernel,
@@ -165,6 +170,7 @@ impl Parts {
             restore: Mutex::new(restore.map(Point::into_record)),
             branch: Mutex::new(branch),
             filling: Mutex::default(),
+            directory,
             _lock: lock,
             writes: request.deterministic.map(|_| Arc::default()),
             hypervisor: backend::open_for(
@@ -225,7 +231,7 @@ impl Parts {
         x86::check_profile(&record.cpuid, &self.cpu()?.cpuid)?;
         backend::check_tsc(record.tsc_khz, self.cpu()?)?;
         let machine = self.build(record, on_event, on_note)?;
-        let (ram, source) = (machine.ram().clone(), chunks_for(&self.request));
+        let (ram, source) = (machine.ram().clone(), self.chunks()?);
         // The instructions of a deterministic machine take the same time wherever its memory comes from, but nothing is gained.
         if machine.waits_for_memory() && self.request.deterministic.is_none() {
             let filling = fill_while_it_runs(&ram, point, source, self.on_damage.clone())?;
@@ -366,28 +372,21 @@ impl Parts {
         })
     }
 
-    /// A disk of an empty layer over this map, whose chunks may also be in these directories.
+    /// A disk of an empty layer over this map.
     pub(super) fn disk_over(
         &self,
         map: OwnedFd,
         layer: File,
-        packs: &[PathBuf],
     ) -> Result<Arc<LayeredDisk>, StartError> {
         let map = BaseMap::decode(&read_all(&map.into(), "disk's base")?)?;
-        let base = ChunkBase::new(self.chunks_and(packs), map).on_damage(self.on_damage.clone());
+        let base = ChunkBase::new(self.chunks()?, map).on_damage(self.on_damage.clone());
         let disk = LayeredDisk::from_files(Base::reader(Arc::new(base)), Vec::new(), layer)?;
         Ok(Arc::new(disk))
     }
 
-    /// The machine's chunks, and those in these directories.
-    pub(super) fn chunks_and(&self, packs: &[PathBuf]) -> ChunkSource {
-        let mut directories = self.request.pack_directories.clone();
-        for directory in packs {
-            if !directories.contains(directory) {
-                directories.push(directory.clone());
-            }
-        }
-        ChunkSource::new(&directories, self.request.other_pack_directories.clone())
+    /// The machine's chunks.
+    pub(super) fn chunks(&self) -> Result<ChunkSource, StartError> {
+        chunks_in(&self.directory, &self.request)
     }
 
     /// The machine's root disk is this one now.
@@ -413,8 +412,7 @@ impl Parts {
     /// Puts a new base under the disk that holds all that its layers up to `through` hold.
     pub(super) fn rebase(&self, map: OwnedFd, through: LayerId) -> Result<(), StartError> {
         let base = BaseMap::decode(&read_all(&map.into(), "disk's base")?)?;
-        let base =
-            ChunkBase::new(chunks_for(&self.request), base).on_damage(self.on_damage.clone());
+        let base = ChunkBase::new(self.chunks()?, base).on_damage(self.on_damage.clone());
         self.disk.rebase(Base::reader(Arc::new(base)), through)?;
         Ok(())
     }
@@ -444,9 +442,11 @@ pub(super) fn read_all(mut file: &File, part: &'static str) -> Result<Vec<u8>, S
     read().map_err(|source| StartError::Read { part, source })
 }
 
-fn chunks_for(request: &StartMachine) -> ChunkSource {
-    ChunkSource::new(
-        &request.pack_directories,
-        request.other_pack_directories.clone(),
-    )
+fn chunks_in(directory: &OwnedFd, request: &StartMachine) -> Result<ChunkSource, StartError> {
+    let directory = directory.try_clone().map_err(|source| StartError::Read {
+        part: "directory",
+        source,
+    })?;
+    let others = request.other_pack_directories.clone();
+    Ok(ChunkSource::held(HeldDirectory::of(directory), others))
 }

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,7 +24,7 @@ use vmm_core::tracker::{DirtySet, TrackerError};
 use super::fill::Nodes;
 use super::read_ahead::ReadAhead;
 use super::start::{Parts, StartError, read_all};
-use crate::channel::undo::{GoBack, GoBackDescriptors, GoBackEvent, GoBackRequest, Unreadable};
+use crate::channel::undo::{GoBackDescriptors, GoBackEvent, GoBackRequest, Unreadable};
 use crate::channel::{self, ChannelError};
 use crate::error_chain::chain;
 use crate::machine::{ChunkSource, MapReadError};
@@ -103,7 +102,6 @@ impl Files {
     /// Opens everything; the socket stays open where that fails.
     pub(super) fn open(
         parts: &Parts,
-        request: GoBack,
         descriptors: Vec<OwnedFd>,
         booted: bool,
     ) -> Result<Self, (Option<UnixStream>, UndoError)> {
@@ -114,7 +112,6 @@ impl Files {
         };
         let opened = open_point(
             parts,
-            request.pack_directories,
             take(GoBackDescriptors::TARGET),
             take(GoBackDescriptors::MAP),
             take(GoBackDescriptors::LAYER),
@@ -143,7 +140,6 @@ type Opened = (
 
 fn open_point(
     parts: &Parts,
-    packs: Vec<PathBuf>,
     target: Option<OwnedFd>,
     map: Option<OwnedFd>,
     layer: Option<OwnedFd>,
@@ -159,8 +155,8 @@ fn open_point(
     Ok((
         record(target)?,
         base.map(record).transpose()?,
-        parts.disk_over(map, layer.into(), &packs)?,
-        parts.chunks_and(&packs),
+        parts.disk_over(map, layer.into())?,
+        parts.chunks()?,
     ))
 }
 

@@ -21,6 +21,8 @@ use crate::{cache, process};
 
 /// Runs as PID 1 once the disks are mounted.
 const INSIDE: &str = include_str!("inside.sh");
+/// The story in it is a test.
+const README: &str = include_str!("../../../README.md");
 
 /// What jobs know as smolvm: keeps the logs of machines for the case that the job fails.
 const KEEP_LOGS: &str = include_str!("keep-logs.sh");
@@ -64,6 +66,7 @@ impl Payload {
             fs::create_dir_all(&path).map_err(Error::file("create", &path))?;
         }
         write(&folder.join("inside.sh"), INSIDE, 0o755)?;
+        write(&folder.join("scripts/README.md"), README, 0o644)?;
         Ok(Self {
             folder,
             jobs: Vec::new(),

@@ -219,12 +219,11 @@ fn open_parts(
     let (ours, theirs) = UnixStream::pair().map_err(DeterministicError::Connect)?;
     let descriptors = supervisor::descriptors(dir, &file, running, theirs, Some(top))?;
     let on_damage = |error: &ReadError| tracing::error!(error = %chain(error), "a chunk is lost");
-    let parts = Parts::open(request(dir, &file, how)?, descriptors, Arc::new(on_damage))?;
+    let parts = Parts::open(request(&file, how)?, descriptors, Arc::new(on_damage))?;
     Ok((parts, AgentDialer::new(ours)))
 }
 
 fn request(
-    dir: &MachineDir,
     file: &MachineFile,
     (seed, interpret): (u64, bool),
 ) -> Result<StartMachine, DeterministicError> {
@@ -246,7 +245,6 @@ fn request(
         command_line: file.command_line.clone(),
         vsock_cid: GUEST_CID,
         disk_bytes: spec.disk_bytes,
-        pack_directories: vec![dir.packs()],
         other_pack_directories: Vec::new(),
         branchable: false,
         restore: file.restore.is_some(),

@@ -77,7 +77,7 @@ impl Run<'_> {
         for path in unneeded {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(path = %path.display(), %error, "a leftover of a failed capture is kept");
+                    tracing::warn!(path = %crate::error_chain::place(&path), %error, "a leftover of a failed capture is kept");
                 }
                 _ => {}
             }
