@@ -1,9 +1,12 @@
 //! A directory that stays reachable under whatever name it has.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+#[cfg(not(target_os = "macos"))]
+use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+#[cfg(not(target_os = "macos"))]
 use crate::error_chain::HELD_ROOT;
 use crate::file_error::FileError;
 
@@ -30,13 +33,29 @@ impl HeldDirectory {
     }
 
     /// The path that always leads there. `error_chain` gives messages the name that it has.
+    #[cfg(not(target_os = "macos"))]
     pub(crate) fn path(&self) -> PathBuf {
         PathBuf::from(format!("{HELD_ROOT}{}", self.descriptor.as_raw_fd()))
     }
 
     /// Where it lies now, as far as the host says.
+    #[cfg(not(target_os = "macos"))]
     pub(crate) fn place(&self) -> Option<PathBuf> {
         std::fs::read_link(self.path()).ok()
+    }
+
+    /// The path that leads there now: no path leads through a descriptor here.
+    #[cfg(target_os = "macos")]
+    pub(crate) fn path(&self) -> PathBuf {
+        self.place().unwrap_or_default()
+    }
+
+    /// Where it lies now, as far as the host says.
+    #[cfg(target_os = "macos")]
+    pub(crate) fn place(&self) -> Option<PathBuf> {
+        use std::os::unix::ffi::OsStringExt;
+        let path = rustix::fs::getpath(&self.descriptor).ok()?;
+        Some(std::ffi::OsString::from_vec(path.into_bytes()).into())
     }
 }
 
