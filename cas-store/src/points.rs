@@ -94,12 +94,16 @@ impl Store {
             self.inner.backend().stat(&points.join(&name)),
             Err(error) if error.kind() == io::ErrorKind::NotFound
         );
-        self.inner.write_durable(&points, &name, record)?;
-        let written = self.write_line(id, &line);
+        let written = self
+            .inner
+            .write_durable(&points, &name, record)
+            .and_then(|()| self.write_line(id, &line));
         if written.is_err() && !was_there {
             // A point that was not saved must not be found. The error to report is the first one.
             let path = points.join(&name);
-            if let Err(error) = self.inner.backend().remove(&path) {
+            if let Err(error) = self.inner.backend().remove(&path)
+                && error.kind() != io::ErrorKind::NotFound
+            {
                 tracing::warn!(path = %path.display(), %error, "the record of a point that was not saved is left behind");
             }
         }

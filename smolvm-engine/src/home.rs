@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use durable_files::{FileBackend, OsBackend};
 use thiserror::Error;
 
 use crate::file_error::FileError;
@@ -82,11 +83,16 @@ impl Home {
         Ok(())
     }
 
-    /// Makes the directories that are missing.
+    /// Makes the directories that are missing, durably: what is made in them counts as made.
     pub fn ensure(&self) -> Result<(), HomeError> {
         for path in [self.root.clone(), self.machines()] {
             let existed = path.is_dir();
+            let missing: Vec<&Path> = path.ancestors().take_while(|path| !path.exists()).collect();
             make_private_dir(&path)?;
+            for parent in missing.iter().filter_map(|path| path.parent()) {
+                let sync = OsBackend.sync_dir(parent);
+                sync.map_err(FileError::at("sync", parent))?;
+            }
             if !existed {
                 let mode = fs::Permissions::from_mode(0o700);
                 fs::set_permissions(&path, mode).map_err(FileError::at("protect", &path))?;

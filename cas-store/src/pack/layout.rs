@@ -13,10 +13,8 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) const HEADER_BYTES: usize = 16;
 /// See [`Footer`].
 pub(crate) const FOOTER_BYTES: usize = 64;
-/// Length of an entry as written now.
+/// Length of an entry.
 pub(crate) const ENTRY_BYTES: usize = 48;
-/// A later version may append fields to an entry, up to this length; readers skip what they do not know.
-pub(crate) const MAX_ENTRY_BYTES: usize = 256;
 /// Most entries in one pack: 16 GiB of data.
 pub(crate) const MAX_ENTRIES: u32 = 262_144;
 /// Flags in this half say that a reader which does not know them must refuse the pack.
@@ -133,7 +131,8 @@ impl Footer {
 
     fn check_bounds(&self, file_len: u64) -> Result<(), PackError> {
         let limits = self.entries <= MAX_ENTRIES
-            && (ENTRY_BYTES..=MAX_ENTRY_BYTES).contains(&(self.entry_bytes as usize));
+            // The id does not cover it: with another length the same index would name other chunks.
+            && self.entry_bytes as usize == ENTRY_BYTES;
         let end = self.index_offset.checked_add(self.index_len() as u64);
         let place = self.index_offset >= HEADER_BYTES as u64
             && end.and_then(|end| end.checked_add(FOOTER_BYTES as u64)) == Some(file_len);
@@ -241,11 +240,11 @@ mod tests {
             Err(PackError::IndexBounds { .. })
         ));
         let wide = Footer {
-            entry_bytes: 257,
+            entry_bytes: 96,
             ..footer()
         };
         assert!(matches!(
-            sealed(wide, 16 + 514 + 64),
+            sealed(wide, 16 + 192 + 64),
             Err(PackError::IndexBounds { .. })
         ));
         let flags = Footer {

@@ -115,18 +115,28 @@ pub fn a_machine_that_ended_goes_back(hypervisor: &dyn Hypervisor) {
     let (mut machine, _disk) = counting(hypervisor);
     wait_for_a_round(&mut machine);
     let then = save(&mut machine);
-    for _ in 0..2 {
+    for heard_by_pause in [false, true, false] {
         machine
             .ram()
             .write_obj(1_u32, GuestAddress(OFF))
             .expect("written");
-        let mut event = None;
-        while event.is_none() {
-            event = machine.next_event(Duration::from_secs(1));
+        if heard_by_pause {
+            // Its owner does not ask what it was.
+            while !matches!(machine.pause(), Err(MachineError::Ended)) {}
+        } else {
+            let mut event = None;
+            while event.is_none() {
+                event = machine.next_event(Duration::from_secs(1));
+            }
+            assert_eq!(event, Some(MachineEvent::PowerOff));
+            // Looked at, in both ways to let it go: its devices are at rest once.
+            drop(machine.pause().expect("it stands"));
+            let paused = machine.pause().expect("it stands");
+            paused.resume().expect("nothing runs");
         }
-        assert_eq!(event, Some(MachineEvent::PowerOff));
         go_back(&mut machine, &then, |_| ());
         wait_for_a_round(&mut machine);
+        assert_eq!(machine.next_event(Duration::ZERO), None, "an old end");
     }
 }
 

@@ -12,7 +12,7 @@ use super::blobs::Blobs;
 use super::config::{self, ARCHITECTURE, ImageConfig};
 use super::contents::{Contents, Whiteouts};
 use super::error::ImageError;
-use super::manifest::{self, Layout, bad, hex, read_json};
+use super::manifest::{self, Layout, bad, hex, is_sha256, read_json, shown};
 use crate::artifact::decompress::Compression;
 use crate::progress::{Phase, Progress};
 
@@ -113,6 +113,9 @@ fn apply_layer(
     contents: &mut Contents,
     progress: &dyn Progress,
 ) -> Result<(), ImageError> {
+    if layer.unpacked_sha256.is_none() {
+        check_name(blobs, layer, label)?;
+    }
     let (file, _) = blobs.open(&layer.file)?;
     let mut file = BufReader::with_capacity(1 << 18, file);
     let path = Path::new(label);
@@ -144,6 +147,24 @@ fn apply_layer(
     }
 }
 
+/// A layer whose contents no digest is known of is what its own name says, where that is one.
+fn check_name(blobs: &Blobs, layer: &Layer, label: &str) -> Result<(), ImageError> {
+    let name = layer.file.rsplit('/').next().unwrap_or_default();
+    if !is_sha256(name) {
+        return Ok(());
+    }
+    let (mut file, _) = blobs.open(&layer.file)?;
+    let mut sum = Sha256::new();
+    std::io::copy(&mut file, &mut sum).map_err(FileError::at("read", Path::new(label)))?;
+    match hex(&sum.finalize()) == name {
+        true => Ok(()),
+        false => Err(ImageError::Layout {
+            archive: label.into(),
+            what: "it does not match its digest (damaged)".into(),
+        }),
+    }
+}
+
 fn pair_layers(
     blobs: &Blobs,
     files: Vec<String>,
@@ -158,19 +179,26 @@ fn pair_layers(
             "its layers and their digests differ in number".into(),
         ));
     }
-    let sum = |number: usize| {
-        diff_ids
-            .get(number)?
-            .strip_prefix("sha256:")
-            .map(String::from)
+    let sum = |number: usize| match diff_ids.get(number) {
+        None => Ok(None),
+        Some(id) => match id.strip_prefix("sha256:") {
+            Some(sum) => Ok(Some(sum.to_owned())),
+            None => Err(bad(
+                blobs,
+                format!("its layers have digests of an unknown kind: {}", shown(id)),
+            )),
+        },
     };
     let layers = files.into_iter().enumerate();
-    Ok(layers
-        .map(|(number, file)| Layer {
-            file,
-            unpacked_sha256: sum(number),
+    layers
+        .map(|(number, file)| {
+            let unpacked_sha256 = sum(number)?;
+            Ok(Layer {
+                file,
+                unpacked_sha256,
+            })
         })
-        .collect())
+        .collect()
 }
 
 /// A reader that sums up what passes.
@@ -184,5 +212,30 @@ impl<R: Read> Read for Hashed<R> {
         let n = self.inner.read(buf)?;
         self.sum.update(&buf[..n]);
         Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_without_a_known_digest_is_what_its_name_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let blobs = Blobs::Directory(directory.path().to_owned());
+        let right = hex(&Sha256::digest(b"layer"));
+        let wrong = hex(&Sha256::digest(b"other"));
+        for (file, sound) in [(right, true), (wrong, false), ("layer.tar".into(), true)] {
+            std::fs::write(directory.path().join(&file), b"layer").unwrap();
+            let layer = Layer {
+                file,
+                unpacked_sha256: None,
+            };
+            let checked = check_name(&blobs, &layer, "layer");
+            assert_eq!(checked.is_ok(), sound, "{checked:?}");
+        }
+        let unknown = pair_layers(&blobs, vec!["a".into()], &["sha3:00".into()]);
+        assert!(unknown.is_err());
+        assert!(pair_layers(&blobs, vec!["a".into()], &["sha256:00".into()]).is_ok());
     }
 }

@@ -320,7 +320,7 @@ fn label(candidate: &Candidate) -> String {
     }
 }
 
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     text.escape_debug().take(MAX_NAME_CHARS).collect()
 }
 
@@ -375,7 +375,7 @@ fn blob_file(blobs: &Blobs, layout: Layout, digest: &str) -> Result<String, Imag
     }
 }
 
-fn is_sha256(hex: &str) -> bool {
+pub(super) fn is_sha256(hex: &str) -> bool {
     hex.len() == 64
         && hex
             .bytes()

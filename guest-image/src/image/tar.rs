@@ -147,7 +147,11 @@ impl<R: Read> TarReader<R> {
                 b'L' => extensions.path = Some(until_nul(&self.read_extension(size)?).to_vec()),
                 b'K' => extensions.link = Some(until_nul(&self.read_extension(size)?).to_vec()),
                 // Volume labels and GNU multi-volume or dump records.
-                b'V' | b'M' | b'N' => self.skip(size.next_multiple_of(RECORD_BYTES as u64))?,
+                b'V' | b'M' | b'N' => {
+                    let whole = size.checked_next_multiple_of(RECORD_BYTES as u64);
+                    let whole = whole.ok_or_else(|| self.bad("its size is too large"))?;
+                    self.skip(whole)?;
+                }
                 _ => return self.entry(&header, extensions).map(Some),
             }
         }

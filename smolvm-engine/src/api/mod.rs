@@ -415,13 +415,25 @@ impl Engine {
             return Err(taken());
         }
         // What the file says counts from the moment that its directory has the name, and not before.
-        dir.change(|file| file.rename(name, to)).visible()?;
+        let mut former = Vec::new();
+        let change = dir.change(|file| {
+            former = file.former_names.clone();
+            file.rename(name, to);
+        });
+        change.visible()?;
         let target = self.home().machine(to);
         let (cwd, flags) = (rustix::fs::CWD, rustix::fs::RenameFlags::NOREPLACE);
-        match rustix::fs::renameat_with(cwd, dir.path(), cwd, &target, flags) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::EXIST) => return Err(taken()),
-            Err(error) => return Err(FileError::at("rename to", &target)(error).into()),
+        if let Err(error) = rustix::fs::renameat_with(cwd, dir.path(), cwd, &target, flags) {
+            // It never had the name.
+            let change = dir.change(|file| {
+                file.name = name.clone();
+                file.former_names = former;
+            });
+            change.visible()?;
+            return Err(match error {
+                rustix::io::Errno::EXIST => taken(),
+                error => FileError::at("rename to", &target)(error).into(),
+            });
         }
         Ok(crate::machine::sync_directory(&self.home().machines())?)
     }

@@ -240,7 +240,8 @@ impl RunningMachine {
     }
 
     /// Drops the events of a past that is no more.
-    pub(super) fn forget_events(&self) {
+    pub(super) fn forget_events(&mut self) {
+        self.found = None;
         while self.events.try_recv().is_ok() {}
     }
 
@@ -315,6 +316,8 @@ impl PausedMachine<'_> {
     pub fn resume(mut self) -> Result<(), MachineError> {
         self.resumed = true;
         if self.machine.ended {
+            // Its devices are at rest already when it is paused next.
+            self.machine.stays = true;
             return Ok(());
         }
         self.machine.run()
@@ -323,8 +326,9 @@ impl PausedMachine<'_> {
 
 impl Drop for PausedMachine<'_> {
     fn drop(&mut self) {
-        if !self.resumed
-            && !self.machine.ended
+        if !self.resumed && self.machine.ended {
+            self.machine.stays = true;
+        } else if !self.resumed
             && let Err(error) = self.machine.run()
         {
             tracing::error!(%error, "the machine does not run again after a pause");

@@ -42,17 +42,24 @@ impl Segments {
         chain: DescriptorChain<&GuestRam>,
     ) -> Result<(Segments, Segments), ChainError> {
         let (mut readable, mut writable) = (Segments::default(), Segments::default());
+        let mut writes = false;
         for (index, descriptor) in chain.enumerate() {
             if index == MAX_CHAIN_DESCRIPTORS {
                 return Err(ChainError::TooLong);
             }
-            let part = (descriptor.addr(), descriptor.len());
-            if descriptor.is_write_only() {
-                writable.parts.push(part);
-            } else if writable.parts.is_empty() {
-                readable.parts.push(part);
-            } else {
+            let is_write = descriptor.is_write_only();
+            if writes && !is_write {
                 return Err(ChainError::Order);
+            }
+            writes |= is_write;
+            // A buffer of no bytes is none: whoever takes the first part for the first byte would be wrong.
+            if descriptor.len() > 0 {
+                let side = if is_write {
+                    &mut writable
+                } else {
+                    &mut readable
+                };
+                side.parts.push((descriptor.addr(), descriptor.len()));
             }
         }
         Ok((readable, writable))

@@ -306,3 +306,23 @@ fn mutated_archives_never_panic() {
         }
     }
 }
+
+/// A header whose size has no next multiple of a record.
+#[test]
+fn a_size_beyond_all_is_an_error() {
+    for kind in [b'V', b'M', b'N'] {
+        let mut header = [0; 512];
+        header[0] = b'x';
+        header[124] = 0x80;
+        header[128..136].copy_from_slice(&(u64::MAX - 100).to_be_bytes());
+        header[156] = kind;
+        header[257..265].copy_from_slice(b"ustar  \0");
+        header[148..156].copy_from_slice(b"        ");
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        let mut bytes = header.to_vec();
+        bytes.extend([0; 1024]);
+        let mut reader = crate::image::tar::TarReader::new(&bytes[..], false);
+        assert!(reader.next_entry().is_err(), "{}", kind as char);
+    }
+}

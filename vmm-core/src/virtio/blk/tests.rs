@@ -309,3 +309,30 @@ fn a_flush_in_flight_is_for_the_disk_that_takes_the_place() {
 fn disk_of(bytes: usize) -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(bytes, false))
 }
+
+/// A buffer of no bytes counts for nothing, wherever it lies.
+#[test]
+fn the_status_goes_into_the_last_byte_past_buffers_of_no_bytes() {
+    let mut bench = bench();
+    bench.header(0, 0);
+    let nowhere = STATUS + 0x80;
+    bench
+        .driver
+        .ram()
+        .write_obj(0xee_u8, GuestAddress(nowhere))
+        .unwrap();
+    let chain = [
+        (HEADER, 16, false),
+        (nowhere, 0, false),
+        (DATA, 512, true),
+        (nowhere, 0, true),
+        (STATUS, 1, true),
+        (nowhere, 0, true),
+    ];
+    bench.driver.submit(0, &chain).unwrap();
+    bench.driver.notify(0);
+    let (_, length) = bench.driver.wait_used(0).unwrap();
+    assert_eq!((bench.status(), length), (0, 513));
+    let untouched: u8 = bench.driver.ram().read_obj(GuestAddress(nowhere)).unwrap();
+    assert_eq!(untouched, 0xee);
+}
