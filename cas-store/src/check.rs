@@ -234,7 +234,7 @@ impl Chooser {
 pub struct RepairReport {
     /// Damaged packs that were replaced.
     pub replaced_packs: usize,
-    /// Damaged packs that had to stay, since some chunk of theirs is nowhere else.
+    /// Damaged packs that had to stay: some chunk of theirs is nowhere else, or a save or restore that is under way reads from them.
     pub kept_packs: usize,
     /// Chunks that came from the source.
     pub recovered_chunks: u64,
@@ -259,6 +259,17 @@ struct Damage {
 /// # Errors
 /// The system refuses. Nothing is removed then.
 pub fn repair_packs<'a>(
+    packs: &PackSet,
+    dir: &Path,
+    needed: impl IntoIterator<Item = &'a ChunkId>,
+    source: &PackSet,
+) -> Result<RepairReport, StoreError> {
+    repair_all_but(&HashSet::new(), packs, dir, needed, source)
+}
+
+/// The same; the packs that `stay` are left, though what is sound in them is elsewhere as well.
+fn repair_all_but<'a>(
+    stay: &HashSet<PackId>,
     packs: &PackSet,
     dir: &Path,
     needed: impl IntoIterator<Item = &'a ChunkId>,
@@ -307,7 +318,8 @@ pub fn repair_packs<'a>(
     backend.sync_dir(dir).map_err(StoreError::io("sync", dir))?;
     for (id, chunks) in &damage.packs {
         // A pack whose index is gone may hold what is lost; so may one with a lost chunk.
-        if chunks.iter().any(|chunk| lost.contains(chunk))
+        if stay.contains(id)
+            || chunks.iter().any(|chunk| lost.contains(chunk))
             || (chunks.is_empty() && !lost.is_empty())
         {
             report.kept_packs += 1;
@@ -424,7 +436,8 @@ impl Store {
             }
         }
         let packs = PackSet::with_backend(self.inner.shared_backend(), [self.packs_dir()]);
-        let repaired = repair_packs(&packs, &self.packs_dir(), &needed, source);
+        let pinned = self.inner.pinned(false)?;
+        let repaired = repair_all_but(&pinned, &packs, &self.packs_dir(), &needed, source);
         let repaired = self.inner.watch(repaired)?;
         self.inner.packs().rescan()?;
         Ok(repaired)

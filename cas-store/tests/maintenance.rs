@@ -194,6 +194,47 @@ fn check_tells_what_is_damaged_and_how_badly() {
     }
 }
 
+/// A save or restore that is under way reads from the pack that it has pinned, and lists no others.
+#[test]
+fn repair_takes_no_pinned_pack_away() {
+    let memory = MemoryBackend::new();
+    let store = open(&memory);
+    let session = capture(&store);
+    let ids = put(&session, 1..5);
+    let sealed = session.seal().unwrap();
+    let pack = pack_in(&store.packs_dir(), &sealed.packs()[0]);
+    memory.make_dirs(Path::new("/good")).unwrap();
+    let mut bytes = Vec::new();
+    memory
+        .damage(&pack, |damaged| {
+            bytes.clone_from(damaged);
+            damaged[20] ^= 1;
+        })
+        .unwrap();
+    let good = pack_in(Path::new("/good"), &sealed.packs()[0]);
+    memory
+        .create_new(&good)
+        .unwrap()
+        .write_all_at(&bytes, 0)
+        .unwrap();
+
+    let repair = || {
+        open(&memory)
+            .repair_from(&set(&memory, "/good"), &chunks_of)
+            .unwrap()
+    };
+    let report = repair();
+    assert_eq!((report.replaced_packs, report.kept_packs), (0, 1));
+    assert!(memory.stat(&pack).is_ok(), "it is pinned");
+    for (seed, id) in (1..5).zip(&ids) {
+        assert!(read(open(&memory).chunks(), id) == chunk(seed, 3000));
+    }
+    drop(sealed);
+    let report = repair();
+    assert_eq!((report.replaced_packs, report.kept_packs), (1, 0));
+    assert!(memory.stat(&pack).is_err(), "nobody needs it");
+}
+
 #[test]
 fn repair_that_makes_the_same_pack_again_keeps_it() {
     let memory = MemoryBackend::new();
