@@ -9,6 +9,7 @@ use super::{Options, stream};
 use crate::cargo::{self, Workspace};
 use crate::error::{Error, Result};
 use crate::totals::{HarnessCounter, Totals};
+use crate::vmtest::jobs::README;
 use crate::vmtest::report::Kind;
 use crate::vmtest::select::{self, Account, Item};
 use crate::vmtest::tags::Long;
@@ -100,6 +101,9 @@ impl Place {
         }
         let binary = place.path("bin/smolvm");
         fs::copy(&smolvm, &binary).map_err(Error::file("copy", &smolvm))?;
+        // The story in it is a test, which finds it beside the program that it is run as.
+        let readme = place.path("bin/README.md");
+        fs::write(&readme, README).map_err(Error::file("write", &readme))?;
         let copied = place.path("home");
         process::capture(Command::new("cp").arg("-a").arg(&home).arg(&copied))?;
         place.give_away()?;

@@ -22,7 +22,7 @@ use crate::{cache, process};
 /// Runs as PID 1 once the disks are mounted.
 const INSIDE: &str = include_str!("inside.sh");
 /// The story in it is a test.
-const README: &str = include_str!("../../../README.md");
+pub(crate) const README: &str = include_str!("../../../README.md");
 
 /// What jobs know as smolvm: keeps the logs of machines for the case that the job fails.
 const KEEP_LOGS: &str = include_str!("keep-logs.sh");
