@@ -122,7 +122,9 @@ pub fn a_machine_that_ended_goes_back(hypervisor: &dyn Hypervisor) {
             .expect("written");
         if heard_by_pause {
             // Its owner does not ask what it was.
-            while !matches!(machine.pause(), Err(MachineError::Ended)) {}
+            while !matches!(machine.pause(), Err(MachineError::Ended)) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
         } else {
             let mut event = None;
             while event.is_none() {
