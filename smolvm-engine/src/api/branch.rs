@@ -306,6 +306,8 @@ impl Common<'_> {
             starts: 0,
             undos: 0,
             former_names: Vec::new(),
+            // Its source may end with a process; nobody ends it.
+            passing: false,
             branched_from: Some(self.source.clone()),
             branch: Some(BranchPlace {
                 index,
